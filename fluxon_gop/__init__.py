@@ -1,0 +1,99 @@
+"""Exact video frames from remote storage: planned byte ranges, one wave of requests, decoded from memory.
+
+The library is synchronous. Start with :class:`VideoReader` for one video, :class:`VideoReaderPool` for
+batches over many, :class:`IndexTable` for the indexes that make a batch cost one round trip.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version as _version
+
+from fluxon_gop.errors import (
+    BoxError,
+    ClosedError,
+    DeadlineError,
+    DecodeError,
+    EncryptedVideoError,
+    FluxonGopError,
+    ForkedProcessError,
+    FrameIndexError,
+    FrameTimestampError,
+    IndexMissingError,
+    IndexTableError,
+    IndexVersionError,
+    InvalidRequestError,
+    Mp4Error,
+    NotMp4Error,
+    ShortReadError,
+    SourceChangedError,
+    SourceError,
+    SourceNotFoundError,
+    SourcePermissionError,
+    StaleIndexError,
+    TruncatedMp4Error,
+    UnsupportedMp4Error,
+)
+from fluxon_gop.index_build import build_index
+from fluxon_gop.index_table import IndexTable
+from fluxon_gop.model import Signature, Verdict, VideoIndex
+from fluxon_gop.pool import BatchPlan, VideoReaderPool
+from fluxon_gop.reader import VideoReader
+from fluxon_gop.requests import VideoReadRequest, VideoReadResult
+from fluxon_gop.sources import (
+    LocalSource,
+    MemorySource,
+    ObjectStoreSource,
+    RangeSource,
+    Trace,
+    TracedSource,
+    open_source,
+)
+from fluxon_gop.stats import ReadStats, WaveKind
+
+__version__ = _version("fluxon-gop")
+
+__all__ = [
+    "BatchPlan",
+    "BoxError",
+    "ClosedError",
+    "DeadlineError",
+    "DecodeError",
+    "EncryptedVideoError",
+    "FluxonGopError",
+    "ForkedProcessError",
+    "FrameIndexError",
+    "FrameTimestampError",
+    "IndexMissingError",
+    "IndexTable",
+    "IndexTableError",
+    "IndexVersionError",
+    "InvalidRequestError",
+    "LocalSource",
+    "MemorySource",
+    "Mp4Error",
+    "NotMp4Error",
+    "ObjectStoreSource",
+    "RangeSource",
+    "ReadStats",
+    "ShortReadError",
+    "Signature",
+    "SourceChangedError",
+    "SourceError",
+    "SourceNotFoundError",
+    "SourcePermissionError",
+    "StaleIndexError",
+    "Trace",
+    "TracedSource",
+    "TruncatedMp4Error",
+    "UnsupportedMp4Error",
+    "Verdict",
+    "VideoIndex",
+    "VideoReadRequest",
+    "VideoReadResult",
+    "VideoReader",
+    "VideoReaderPool",
+    "WaveKind",
+    "__version__",
+    "build_index",
+    "open_source",
+]

@@ -1,0 +1,123 @@
+"""Which samples an edit list shows and when, exactly as FFmpeg's demuxer decides it.
+
+Pure. Covers what can be told from the tables: empty edits, then one real edit of rate 1. Source:
+``mov_fix_index`` and ``find_prev_closest_index`` of libavformat/mov.c (FFmpeg 8).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fluxon_gop.mp4_boxes import Edit
+from fluxon_gop.ranges import ByteRange, Int64Array
+
+_INT64_MAX = (1 << 63) - 1
+
+
+class Edited(NamedTuple):
+    """The samples that FFmpeg demuxes, those of them that it does not show, and the shift of time."""
+
+    stream: ByteRange
+    hidden: Int64Array
+    shift: int
+    """Added to a sample's composition time it gives the demuxer's pts."""
+
+
+def whole(samples: int) -> Edited:
+    """Return what holds without an edit list: everything is shown at its composition time."""
+    return Edited(ByteRange(0, samples), np.zeros(0, np.int64), 0)
+
+
+def complication(edits: list[Edit]) -> str | None:
+    """Return why these edits go to the container path, None where :func:`apply` knows them."""
+    real = [edit for edit in edits if edit.media_time >= 0]
+    leading = 0
+    while leading < len(edits) and edits[leading].media_time == -1:
+        leading += 1
+    if any(edit.media_time < -1 or edit.duration < 0 for edit in edits):
+        return "an edit has a negative time or duration"
+    if any(edit.duration == 0 or edit.duration + edit.media_time >= 1 << 62 for edit in real):
+        return "an edit has no duration or an absurd one"
+    if any(edit.rate != 1 << 16 for edit in real):
+        return "an edit plays at a rate other than 1"
+    if len(real) > 1 or leading + len(real) != len(edits):
+        return f"{len(real)} real edits: several parts of the media are shown"
+    return None
+
+
+def apply(
+    edits: list[Edit],
+    dts: Int64Array,
+    offsets: Int64Array | None,
+    keys: Int64Array,
+    *,
+    timescale: int,
+    movie_timescale: int,
+) -> Edited:
+    """Return what the one real edit shows of samples with decode times ``dts``.
+
+    Args:
+        edits: accepted by :func:`complication`, not empty.
+        dts: ascending decode times in media ticks from 0.
+        offsets: composition offsets, None without a ctts box.
+        keys: the sync samples, sorted.
+        timescale: media ticks a second.
+        movie_timescale: movie ticks a second.
+    """
+    empty = sum(
+        _rescale(edit.duration, timescale, movie_timescale) for edit in edits if edit.media_time < 0
+    )
+    real = [edit for edit in edits if edit.media_time >= 0]
+    count = len(dts)
+    if not real:
+        # Only empty edits: FFmpeg's index ends up without entries.
+        return Edited(ByteRange(0, 0), np.zeros(0, np.int64), empty)
+    begin = real[0].media_time
+    end = begin + _rescale(real[0].duration, timescale, movie_timescale)
+    cts = dts if offsets is None else dts + offsets
+    is_key = np.zeros(count, dtype=bool)
+    is_key[keys] = True
+
+    first = _closest_before(begin, dts, offsets, keys)
+    duration = np.diff(dts, append=dts[-1] + end - begin)
+    after = np.flatnonzero((cts + duration >= end) & is_key & (np.arange(count) >= first))
+    # With composition offsets FFmpeg waits for one more key, for the leading frames of the first.
+    wait = 0 if offsets is None else 1
+    last = int(after[wait]) if len(after) > wait else count - 1
+
+    stream = ByteRange(first, last + 1)
+    shown = (cts[first : last + 1] >= begin) & (cts[first : last + 1] < end)
+    hidden = np.flatnonzero(~shown) + first
+    visible = np.flatnonzero(shown) + first
+    if not len(visible):
+        return Edited(stream, hidden, empty - begin)
+    start = int(dts[visible[0]])
+    return Edited(stream, hidden, empty - start - _correction(cts[visible] - start, empty))
+
+
+def _closest_before(begin: int, dts: Int64Array, offsets: Int64Array | None, keys: Int64Array) -> int:
+    """Return the sample from which FFmpeg demuxes: the last key at or before ``begin``, else 0."""
+    candidates = keys[dts[keys] <= begin]
+    if offsets is not None:
+        candidates = candidates[(dts + offsets)[candidates] <= begin]
+    elif not len(candidates):
+        candidates = np.flatnonzero(dts <= begin)
+    return int(candidates[-1]) if len(candidates) else 0
+
+
+def _correction(pts: Int64Array, empty: int) -> int:
+    """Return by how much FFmpeg pulls the shown pictures forward so that the first is at ``empty``.
+
+    ``pts`` counts from the first shown sample's decode time, in decode order. A negative value starts
+    FFmpeg's minimum afresh.
+    """
+    negative = np.flatnonzero(pts + empty < 0)
+    rest = pts[negative[-1] + 1 :] if len(negative) else pts
+    return max(0, int(rest.min())) if len(rest) else 0
+
+
+def _rescale(ticks: int, to: int, source: int) -> int:
+    """Return ``ticks`` in another timescale, rounded to nearest, halves up, capped as FFmpeg's."""
+    return min((ticks * to + source // 2) // source, _INT64_MAX)

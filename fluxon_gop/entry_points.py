@@ -1,0 +1,199 @@
+"""Prove from the bitstream where decoding may start.
+
+Pure. A container's sync flag is a claim; the first bytes of the sample prove or refuse it. H.264: IDR.
+HEVC: IDR; BLA and CRA for what is shown at or after them. AV1, VP9: key frames. And every parameter
+set that the picture names lies in its own sample, or in the configuration record of a sample entry that
+forbids in-band sets (avc1, hvc1: a file that breaks that rule is found by decoding only).
+Source: H.264 clause 7.4.1.2.4, H.265 clause 8.1.3, ISO/IEC 14496-15, AV1 section 7.20, VP9 section 7.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fluxon_gop.bitstream import (
+    Bits,
+    BitsExhausted,
+    avc_record,
+    avc_sps,
+    avc_type,
+    hevc_record,
+    hevc_sps,
+    hevc_type,
+    obus,
+    sample_nals,
+)
+from fluxon_gop.model import SampleEntry, Verdict, VideoIndex
+from fluxon_gop.ranges import ByteRange, Int64Array
+
+PROBE_BYTES = 1024
+"""Read of each key sample: its parameter sets and the head of its first slice."""
+FIRST_PROBE_BYTES = 4096
+"""Read of the first sample, where encoders put a long user-data SEI."""
+_NO_IN_BAND_SETS = frozenset({"avc1", "hvc1"})
+
+
+def probe_range(index: VideoIndex, sample: int) -> ByteRange:
+    """Return the first bytes of a sample, as many as the check wants."""
+    start, size = int(index.sample_offset[sample]), int(index.sample_size[sample])
+    want = FIRST_PROBE_BYTES if sample == index.stream.start else PROBE_BYTES
+    return ByteRange(start, start + min(size, want))
+
+
+def judge(
+    index: VideoIndex, samples: Int64Array, heads: Sequence[bytes | memoryview]
+) -> npt.NDArray[np.uint8]:
+    """Return a verdict for each sample from its first bytes; UNCHECKED where those do not suffice."""
+    entry = index.entries[0]
+    check = _CHECKS[entry.codec]
+    verdicts = np.full(len(samples), Verdict.UNCHECKED, np.uint8)
+    for i, (sample, head) in enumerate(zip(samples.tolist(), heads, strict=True)):
+        size = int(index.sample_size[sample])
+        # At the stream's first sample the configuration record is the decoder's whole state.
+        trusted = entry.fourcc in _NO_IN_BAND_SETS or sample == index.stream.start
+        try:
+            verdicts[i] = check(entry, memoryview(head), size, trusted)
+        except BitsExhausted:
+            if len(head) >= size:
+                verdicts[i] = Verdict.REFUSED
+        except ValueError:
+            verdicts[i] = Verdict.REFUSED
+    return verdicts
+
+
+def unsuitable(entry: SampleEntry) -> str | None:
+    """Return why no packets are cut of streams with this configuration, None where they are."""
+    try:
+        if entry.codec == "h264":
+            sets = [avc_sps(nal) for nal in avc_record(entry.config).nals if avc_type(nal) == 7]
+            if not sets:
+                return "the configuration record has no SPS"
+            if not all(sps.frame_mbs_only for sps in sets):
+                return "the pictures may be coded as fields"
+        elif entry.codec == "hevc":
+            if not any(hevc_type(nal) == 33 for nal in hevc_record(entry.config).nals):
+                return "the configuration record has no SPS"
+    except (BitsExhausted, IndexError):
+        return "the configuration record is damaged"
+    return None
+
+
+def picture_size(entry: SampleEntry) -> tuple[int, int] | None:
+    """Return (width, height) of the decoded picture from the configuration record, None without it."""
+    try:
+        if entry.codec == "h264":
+            for nal in avc_record(entry.config).nals:
+                if avc_type(nal) == 7:
+                    avc = avc_sps(nal)
+                    return avc.width, avc.height
+        elif entry.codec == "hevc":
+            for nal in hevc_record(entry.config).nals:
+                if hevc_type(nal) == 33:
+                    hevc = hevc_sps(nal)
+                    return hevc.width, hevc.height
+    except (BitsExhausted, IndexError):
+        return None
+    return None
+
+
+def _check_avc(entry: SampleEntry, head: memoryview, size: int, trusted: bool) -> Verdict:
+    record = avc_record(entry.config)
+    sets = record.nals if trusted else ()
+    sequences = {avc_sps(nal).number for nal in sets if avc_type(nal) == 7}
+    pictures = dict(_avc_pps(nal) for nal in sets if avc_type(nal) == 8)
+    for nal in sample_nals(head, record.length_size, size):
+        kind = avc_type(nal)
+        if kind == 7:
+            sequences.add(avc_sps(nal).number)
+        elif kind == 8:
+            pictures |= dict([_avc_pps(nal)])
+        elif kind == 5:
+            bits = Bits(nal[1:64], nal=True)
+            bits.ue(), bits.ue()
+            named = bits.ue()
+            known = named in pictures and pictures[named] in sequences
+            return Verdict.PROVEN if known else Verdict.REFUSED
+        elif 1 <= kind <= 4:
+            return Verdict.REFUSED
+    return Verdict.REFUSED
+
+
+def _avc_pps(nal: bytes | memoryview) -> tuple[int, int]:
+    """Return (its number, its SPS's number). H.264 clause 7.3.2.2."""
+    bits = Bits(nal[1:64], nal=True)
+    return bits.ue(), bits.ue()
+
+
+def _check_hevc(entry: SampleEntry, head: memoryview, size: int, trusted: bool) -> Verdict:
+    record = hevc_record(entry.config)
+    sets = record.nals if trusted else ()
+    videos = {nal[2] >> 4 for nal in sets if hevc_type(nal) == 32}
+    sequences = {hevc_sps(nal).number: nal[2] >> 4 for nal in sets if hevc_type(nal) == 33}
+    pictures = dict(_hevc_pps(nal) for nal in sets if hevc_type(nal) == 34)
+    for nal in sample_nals(head, record.length_size, size):
+        kind = hevc_type(nal)
+        if kind in {32, 33} and len(nal) < 3:
+            raise BitsExhausted
+        if kind == 32:
+            videos.add(nal[2] >> 4)
+        elif kind == 33:
+            sequences[hevc_sps(nal).number] = nal[2] >> 4
+        elif kind == 34:
+            pictures |= dict([_hevc_pps(nal)])
+        elif 16 <= kind <= 21:
+            bits = Bits(nal[2:64], nal=True)
+            bits.u(2)
+            sequence = pictures.get(bits.ue(), -1)
+            if sequences.get(sequence, -1) not in videos:
+                return Verdict.REFUSED
+            return Verdict.PROVEN if kind in {19, 20} else Verdict.PROVEN_TRAILING
+        elif 0 <= kind <= 31:
+            return Verdict.REFUSED
+    return Verdict.REFUSED
+
+
+def _hevc_pps(nal: bytes | memoryview) -> tuple[int, int]:
+    """Return (its number, its SPS's number). H.265 clause 7.3.2.3.1."""
+    bits = Bits(nal[2:64], nal=True)
+    return bits.ue(), bits.ue()
+
+
+def _check_av1(entry: SampleEntry, head: memoryview, size: int, trusted: bool) -> Verdict:
+    del entry, size, trusted
+    reduced: int | None = None
+    for kind, payload in obus(head):
+        if kind == 1:
+            bits = Bits(payload[:1])
+            bits.u(4)
+            reduced = bits.u(1)
+        elif kind in {3, 6}:
+            if reduced is None:
+                return Verdict.REFUSED
+            if reduced:
+                return Verdict.PROVEN
+            bits = Bits(payload[:1])
+            existing, frame_type, shown = bits.u(1), bits.u(2), bits.u(1)
+            return Verdict.PROVEN if (existing, frame_type, shown) == (0, 0, 1) else Verdict.REFUSED
+    raise BitsExhausted
+
+
+def _check_vp9(entry: SampleEntry, head: memoryview, size: int, trusted: bool) -> Verdict:
+    del entry, size, trusted
+    bits = Bits(head[:2])
+    if bits.u(2) != 2:
+        return Verdict.REFUSED
+    if bits.u(1) | bits.u(1) << 1 == 3:
+        bits.u(1)
+    existing, inter = bits.u(1), bits.u(1)
+    return Verdict.REFUSED if existing or inter else Verdict.PROVEN
+
+
+_CHECKS: dict[str, Callable[[SampleEntry, memoryview, int, bool], Verdict]] = {
+    "h264": _check_avc,
+    "hevc": _check_hevc,
+    "libdav1d": _check_av1,
+    "vp9": _check_vp9,
+}

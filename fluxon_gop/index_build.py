@@ -1,0 +1,252 @@
+"""Many videos to index rows: listing, building side by side, writing to a table.
+
+The roof over parser, prefetch and table; the command line is its thin skin.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fluxon_gop.errors import FluxonGopError, InvalidRequestError
+from fluxon_gop.index_table import IndexTable
+from fluxon_gop.model import VideoIndex
+from fluxon_gop.mp4_index import HEAD_BYTES, index_steps
+from fluxon_gop.plan import GAP_BYTES
+from fluxon_gop.prefetch import Crew, Job, Wave, run_one
+from fluxon_gop.ranges import ByteRange, as_array, as_ranges, merge
+from fluxon_gop.requests import Uri
+from fluxon_gop.sources import Buffer, RangeSource, open_source
+from fluxon_gop.sparse_buffer import SparseBuffer
+from fluxon_gop.stats import ReadStats, WaveKind
+
+SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".3gp", ".3g2", ".m4s", ".avif"})
+"""Files of a folder that are taken for videos; a file named itself is taken whatever its suffix."""
+BATCH = 64
+"""Videos indexed side by side, and rows of one commit."""
+CHECKS = ("none", "entry-points")
+
+
+def build_index(
+    uri: Uri,
+    *,
+    stream_index: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    check: str = "entry-points",
+) -> VideoIndex:
+    """Return the index of one video, its entry points proven from the bitstream.
+
+    Normally three waves: 64 KiB of head, the movie box, the first bytes of each key sample.
+
+    Args:
+        uri: a path, ``file://``, ``http(s)://``, or a RangeSource.
+        stream_index: the track (its place among the file's), None for FFmpeg's best video stream.
+        storage_options: for the source.
+        check: "entry-points", or "none" to leave the container's claims unchecked.
+
+    Raises:
+        SourceError: the file cannot be read.
+        Mp4Error: it has no index: no MP4, damaged, encrypted.
+    """
+    if check not in CHECKS:
+        text = f"check is {check!r}: want one of {', '.join(CHECKS)}"
+        raise InvalidRequestError(text)
+    source = open_source(uri, storage_options)
+    stats = ReadStats()
+    try:
+        return run_one(_build_job(source, stats, stream_index, check != "none"), stats)
+    finally:
+        if source is not uri:
+            source.close()
+
+
+def _build_job(
+    source: RangeSource, stats: ReadStats, stream_index: int | None, check: bool
+) -> Job[VideoIndex]:
+    (head,) = yield Wave(WaveKind.HEAD_MOOV, source, (ByteRange(0, HEAD_BYTES),), head=True)
+    held = SparseBuffer(source, stats)
+    held.insert(0, head)
+    steps = index_steps(source.signature, stream_index=stream_index, check=check)
+    try:
+        ranges = next(steps)
+        while True:
+            missing = tuple(r for r in ranges if len(held.piece(r.start)) < r.size)
+            if missing:
+                # Small ranges that lie close together come in one request.
+                wave = as_ranges(merge(as_array(missing), GAP_BYTES if len(missing) > 1 else 0))
+                fetched = yield Wave(WaveKind.HEAD_MOOV, source, wave, adds=True)
+                for wanted, data in zip(wave, fetched, strict=True):
+                    held.insert(wanted.start, data)
+            answer: list[Buffer] = [held.view(*r) for r in ranges]
+            ranges = steps.send(answer)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Built:
+    """How indexing one video went."""
+
+    uri: str
+    index: VideoIndex | None
+    error: FluxonGopError | None
+    stats: ReadStats
+    skipped: bool = False
+    """Its row fits the file already: nothing was read."""
+
+
+@dataclass
+class BuildReport:
+    """What a build did."""
+
+    built: int = 0
+    skipped: int = 0
+    failures: list[tuple[str, FluxonGopError]] = field(default_factory=list)
+    stats: ReadStats = field(default_factory=ReadStats)
+
+
+def find_videos(sources: Sequence[str]) -> Iterator[str]:
+    """Yield the videos that these names stand for: files, folders (all below), globs, addresses.
+
+    Local paths come out absolute, each video once.
+
+    Raises:
+        InvalidRequestError: a name stands for nothing.
+    """
+    seen: set[str] = set()
+    for name in sources:
+        found = False
+        for video in _expand(name):
+            found = True
+            if video not in seen:
+                seen.add(video)
+                yield video
+        if not found:
+            text = f"{name}: no video there (a folder is searched for {', '.join(sorted(SUFFIXES))})"
+            raise InvalidRequestError(text)
+
+
+def _expand(name: str) -> Iterator[str]:
+    if "://" in name:
+        yield name
+        return
+    path = Path(name)
+    if path.is_dir():
+        for folder, folders, files in os.walk(path):
+            folders.sort()
+            for file in sorted(files):
+                if Path(file).suffix.lower() in SUFFIXES:
+                    yield os.path.abspath(os.path.join(folder, file))  # noqa: PTH100, PTH118
+    elif path.exists():
+        yield os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
+    elif glob.has_magic(name):
+        for match in sorted(glob.glob(name, recursive=True)):
+            yield from _expand(match)
+    else:
+        yield name
+
+
+def build_indexes(
+    videos: Iterable[str],
+    table: IndexTable | None = None,
+    *,
+    check: str = "entry-points",
+    storage_options: Mapping[str, Any] | None = None,
+) -> Iterator[Built]:
+    """Yield how each video went, 64 side by side; rows that fit their file are skipped without a read.
+
+    What each batch built is in the table, in one commit, before its outcomes are yielded.
+    """
+    pending = iter(videos)
+    while batch := list(islice(pending, BATCH)):
+        outcomes = list(_build_batch(batch, table, check=check, storage_options=storage_options))
+        if table is not None:
+            table.replace(
+                (outcome.uri, outcome.index)
+                for outcome in outcomes
+                if outcome.index is not None and not outcome.skipped
+            )
+        yield from outcomes
+
+
+def _build_batch(
+    batch: list[str],
+    table: IndexTable | None,
+    *,
+    check: str,
+    storage_options: Mapping[str, Any] | None,
+) -> Iterator[Built]:
+    sources: list[RangeSource] = []
+    try:
+        for uri in batch:
+            try:
+                source = open_source(uri, storage_options)
+                if table is not None and _unchanged(source, table):
+                    source.close()
+                    yield Built(source.name, None, None, ReadStats(), skipped=True)
+                    continue
+            except FluxonGopError as error:
+                yield Built(uri, None, error, ReadStats())
+                continue
+            sources.append(source)
+        stats = [ReadStats() for _ in sources]
+        jobs = [
+            (_build_job(source, one, None, check != "none"), one)
+            for source, one in zip(sources, stats, strict=True)
+        ]
+        for outcome in Crew(jobs):
+            error = outcome.error
+            if error is not None and not isinstance(error, FluxonGopError):
+                raise error
+            n = outcome.number
+            yield Built(sources[n].name, outcome.value, error, stats[n])
+    finally:
+        for source in sources:
+            source.close()
+
+
+def _unchanged(source: RangeSource, table: IndexTable) -> bool:
+    """Return whether the table's row fits the file; costs the file's signature."""
+    row = table.signature(source.name)
+    return row is not None and row.fits(source.signature)
+
+
+def build_table(
+    sources: Sequence[str],
+    table: IndexTable,
+    *,
+    check: str = "entry-points",
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[Built], None] | None = None,
+) -> BuildReport:
+    """Index all videos that ``sources`` stand for into ``table`` and report.
+
+    Args:
+        sources: see :func:`find_videos`.
+        table: rows are added, or replaced where the file changed.
+        check: see :func:`build_index`.
+        storage_options: for the sources.
+        progress: called with each outcome.
+    """
+    if check not in CHECKS:
+        text = f"check is {check!r}: want one of {', '.join(CHECKS)}"
+        raise InvalidRequestError(text)
+    report = BuildReport()
+    for built in build_indexes(
+        find_videos(sources), table, check=check, storage_options=storage_options
+    ):
+        report.stats.add(built.stats)
+        report.skipped += built.skipped
+        report.built += built.index is not None
+        if built.error is not None:
+            report.failures.append((built.uri, built.error))
+        if progress is not None:
+            progress(built)
+    return report
+
+

@@ -1,0 +1,112 @@
+"""What a caller may ask for, checked once, before any IO.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fluxon_gop.errors import FluxonGopError, InvalidRequestError
+from fluxon_gop.ranges import Int64Array
+from fluxon_gop.sources import RangeSource
+from fluxon_gop.stats import ReadStats
+
+Uri = str | os.PathLike[str] | RangeSource
+Indices = Sequence[int] | npt.NDArray[np.integer[Any]] | range
+
+
+def as_frames(indices: Indices) -> Int64Array:
+    """Return frame numbers as an int64 array.
+
+    Raises:
+        TypeError: a bool, a float, or no sequence of integers.
+        InvalidRequestError: a negative number.
+    """
+    if isinstance(indices, range):
+        frames = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
+    elif isinstance(indices, np.ndarray):
+        if indices.ndim != 1 or (indices.size and not np.issubdtype(indices.dtype, np.integer)):
+            text = f"indices is an array of {indices.dtype}, shape {indices.shape}: want integers, one axis"
+            raise TypeError(text)
+        frames = indices.astype(np.int64)
+    elif isinstance(indices, str | bytes) or not isinstance(indices, Sequence):
+        text = f"indices is a {type(indices).__name__}: want a sequence of integers"
+        raise TypeError(text)
+    else:
+        frames = np.array([_as_integer(value) for value in indices], dtype=np.int64)
+    if len(frames) and int(frames.min()) < 0:
+        text = f"frame {int(frames.min())} is negative: frames count from 0"
+        raise InvalidRequestError(text)
+    return frames
+
+
+def _as_integer(value: Any) -> int:
+    if isinstance(value, bool | np.bool_):
+        text = f"indices holds {value!r}, a bool: want integers"
+        raise TypeError(text)
+    try:
+        return operator.index(value)
+    except TypeError:
+        text = f"indices holds {value!r}, a {type(value).__name__}: want integers"
+        raise TypeError(text) from None
+
+
+def check_size(height: int | None, width: int | None) -> None:
+    """Refuse an output size that is not two positive integers or nothing."""
+    if (height is None) != (width is None):
+        text = f"height={height}, width={width}: give both, or neither for the picture's own size"
+        raise InvalidRequestError(text)
+    if height is not None:
+        check_positive("height", height)
+        check_positive("width", width)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse what is not a positive integer."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        text = f"{name} is {value!r}, a {type(value).__name__}: want an int"
+        raise TypeError(text)
+    if value <= 0:
+        text = f"{name} is {value}: want a positive number"
+        raise InvalidRequestError(text)
+
+
+@dataclass(frozen=True)
+class VideoReadRequest:
+    """Frames wanted of one video: ``indices`` in any order, repeats allowed, at one output size."""
+
+    uri: Uri
+    indices: Indices
+    height: int | None = None
+    width: int | None = None
+    frames: Int64Array = field(init=False, repr=False, compare=False)
+    """The indices as an int64 array."""
+
+    def __post_init__(self) -> None:
+        """Check size and indices."""
+        check_size(self.height, self.width)
+        object.__setattr__(self, "frames", as_frames(self.indices))
+
+
+@dataclass(frozen=True)
+class VideoReadResult:
+    """What one request got: the array, or why not. Requests of one video share their ``stats``."""
+
+    array: npt.NDArray[np.uint8] | None
+    """uint8 (frames, H, W, 3) RGB, owned by the caller; None where ``error`` is set."""
+    stats: ReadStats
+    """What reading this video's frames in the batch cost, all its requests together."""
+    error: FluxonGopError | None = None
+
+    def __repr__(self) -> str:
+        """Show shapes, never pixels."""
+        shape = "None" if self.array is None else f"{self.array.shape} {self.array.dtype}"
+        return f"VideoReadResult({shape}, error={self.error!r})"

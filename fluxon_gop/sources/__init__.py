@@ -1,0 +1,60 @@
+"""Where the bytes come from: one file each, read by ranges, knowing nothing of video."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from fluxon_gop.errors import InvalidRequestError
+from fluxon_gop.sources.local import LocalSource
+from fluxon_gop.sources.memory import MemorySource
+from fluxon_gop.sources.object_store import ObjectStoreSource
+from fluxon_gop.sources.range_source import Buffer, RangeSource
+from fluxon_gop.sources.trace import Trace, TracedSource
+
+__all__ = [
+    "Buffer",
+    "LocalSource",
+    "MemorySource",
+    "ObjectStoreSource",
+    "RangeSource",
+    "Trace",
+    "TracedSource",
+    "open_source",
+    "uri_of",
+]
+
+
+def open_source(
+    uri: str | os.PathLike[str] | RangeSource, storage_options: Mapping[str, Any] | None = None
+) -> RangeSource:
+    """Return the source of this address; a source is returned as it is. No IO.
+
+    Raises:
+        InvalidRequestError: the scheme is none of path, ``file://``, ``http(s)://``.
+    """
+    if not isinstance(uri, str | os.PathLike):
+        if isinstance(uri, RangeSource):
+            return uri
+        text = f"uri is a {type(uri).__name__}: want a path, an address, or a RangeSource"
+        raise InvalidRequestError(text)
+    text_uri = os.fspath(uri)
+    if not text_uri:
+        text = "uri is empty: want a path, an address, or a RangeSource"
+        raise InvalidRequestError(text)
+    scheme = text_uri.split("://", 1)[0].lower() if "://" in text_uri else ""
+    if not scheme:
+        return LocalSource(text_uri)
+    if scheme == "file":
+        return LocalSource(unquote(urlsplit(text_uri).path))
+    if scheme in {"http", "https"}:
+        return ObjectStoreSource(text_uri, storage_options)
+    text = f"{scheme}:// is not supported: want a path, file://, http:// or https://"
+    raise InvalidRequestError(text)
+
+
+def uri_of(uri: str | os.PathLike[str] | RangeSource) -> str:
+    """Return the key under which an index table knows this video: the address without secrets."""
+    return open_source(uri).name

@@ -1,0 +1,133 @@
+"""A file on a local or mounted file system, read by pread. It works in a forked child."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from fluxon_gop.errors import (
+    ClosedError,
+    ShortReadError,
+    SourceError,
+    SourceNotFoundError,
+    SourcePermissionError,
+)
+from fluxon_gop.model import Signature
+from fluxon_gop.sources.range_source import Buffer, changed, check_range
+
+
+class LocalSource:
+    """One local file. The version is (size, mtime_ns), compared at every read (one fstat, no request).
+
+    The file is opened at the first use and stays open; another file renamed over it is not seen by a
+    source that is open, whose reads go on from the old one.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Name the file; nothing is opened yet."""
+        self._path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+        self._descriptor: int | None = None
+        self._signature: Signature | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The absolute path."""
+        return str(self._path)
+
+    @property
+    def signature(self) -> Signature:
+        """Size and mtime_ns of the file as it was opened."""
+        self._open()
+        assert self._signature is not None
+        return self._signature
+
+    def pin(self, signature: Signature) -> None:
+        """Raise SourceChangedError where the file is another version."""
+        if not self.signature.fits(signature):
+            raise changed(self.name, signature, self.signature)
+
+    def read(self, start: int, stop: int) -> Buffer:
+        """Return bytes ``[start, stop)`` by pread."""
+        check_range(self.name, start, stop)
+        descriptor = self._open()
+        now = _signature(descriptor)
+        if now != self._signature:
+            assert self._signature is not None
+            raise changed(self.name, self._signature, now)
+        try:
+            data = os.pread(descriptor, stop - start, start)
+            while data and len(data) < stop - start:
+                more = os.pread(descriptor, stop - start - len(data), start + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            text = f"{self.name}: bytes [{start}, {stop}) could not be read: {error.strerror}"
+            raise SourceError(text, source=self.name) from error
+        if len(data) < stop - start:
+            text = f"{self.name}: asked for bytes [{start}, {stop}), got {len(data)}: the file ends there"
+            raise ShortReadError(text, source=self.name, start=start, stop=stop, got=len(data))
+        return data
+
+    def read_head(self, size: int) -> Buffer:
+        """Return the first ``size`` bytes or the whole file."""
+        size = min(size, self.signature.size)
+        return self.read(0, size) if size else b""
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._closed = True
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _open(self) -> int:
+        with self._lock:
+            if self._closed:
+                text = f"{self.name}: the source is closed"
+                raise ClosedError(text)
+            if self._descriptor is None:
+                self._descriptor = _open_file(self._path)
+                self._signature = _signature(self._descriptor)
+            return self._descriptor
+
+    def __reduce__(self) -> tuple[type[LocalSource], tuple[Path]]:
+        """Pickle the path; the file is opened again where it is used."""
+        return (LocalSource, (self._path,))
+
+    def __del__(self) -> None:
+        """Close what a caller forgot."""
+        if getattr(self, "_descriptor", None) is not None:
+            self.close()
+
+    def __repr__(self) -> str:
+        """Show the path."""
+        return f"LocalSource({self.name!r})"
+
+
+def _open_file(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        text = f"{path}: no such file"
+        raise SourceNotFoundError(text, source=str(path)) from error
+    except PermissionError as error:
+        text = f"{path}: permission denied"
+        raise SourcePermissionError(text, source=str(path)) from error
+    except OSError as error:
+        text = f"{path}: cannot be opened: {error.strerror}"
+        raise SourceError(text, source=str(path)) from error
+    if os.path.isdir(descriptor):
+        os.close(descriptor)
+        text = f"{path}: is a directory, want a file"
+        raise SourceError(text, source=str(path))
+    return descriptor
+
+
+def _signature(descriptor: int) -> Signature:
+    status = os.fstat(descriptor)
+    return Signature(status.st_size, None, status.st_mtime_ns)

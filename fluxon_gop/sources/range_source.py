@@ -1,0 +1,79 @@
+"""What every source of bytes promises.
+
+A source is one file. It knows no frame, codec or GOP. Reads are exact: the bytes asked for, all of
+them and of the pinned version, or a typed error.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from fluxon_gop.errors import InvalidRequestError, SourceChangedError
+from fluxon_gop.model import Signature
+
+Buffer = bytes | memoryview
+
+
+@runtime_checkable
+class RangeSource(Protocol):
+    """One file that is read by byte ranges. Thread-safe; a pickle carries what opens it again."""
+
+    @property
+    def name(self) -> str:
+        """The address, without secrets: safe to print, to log, to use as a key."""
+        ...
+
+    @property
+    def signature(self) -> Signature:
+        """The version that reads are pinned to. Costs one request where nothing was read yet."""
+        ...
+
+    def pin(self, signature: Signature) -> None:
+        """Pin the version that all reads must have; refused where another one is known already."""
+        ...
+
+    def read(self, start: int, stop: int) -> Buffer:
+        """Return exactly bytes ``[start, stop)``. Costs one request.
+
+        Raises:
+            ShortReadError: the file ends before ``stop``.
+            SourceChangedError: the file is no longer the pinned version.
+            SourceError: it cannot be read.
+        """
+        ...
+
+    def read_head(self, size: int) -> Buffer:
+        """Return the first ``size`` bytes, or the whole file where it is shorter. Costs one request.
+
+        After it the signature is known without a further request.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what is open. Reads after it raise ClosedError."""
+        ...
+
+
+def check_range(name: str, start: int, stop: int) -> None:
+    """Refuse a range that is empty, negative or backwards, before any IO."""
+    if not 0 <= start < stop:
+        text = f"{name}: bytes [{start}, {stop}) are no range to read: want 0 <= start < stop"
+        raise InvalidRequestError(text)
+
+
+def changed(name: str, expected: Signature, got: Signature) -> SourceChangedError:
+    """Return the error for a file that is another version than the pinned one."""
+    text = (
+        f"{name}: the file changed: expected {_words(expected)}, got {_words(got)}; "
+        "build its index again (fluxon-gop index build)"
+    )
+    return SourceChangedError(text, source=name, expected=expected, got=got)
+
+
+def _words(signature: Signature) -> str:
+    parts = [f"{signature.size} bytes"]
+    if signature.etag is not None:
+        parts.append(f"etag {signature.etag}")
+    elif signature.mtime_ns is not None:
+        parts.append(f"mtime_ns {signature.mtime_ns}")
+    return ", ".join(parts)
