@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError
+from fluxon_gop.index_job import index_job
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import VideoIndex
-from fluxon_gop.mp4_index import HEAD_BYTES, index_steps
-from fluxon_gop.plan import GAP_BYTES
-from fluxon_gop.prefetch import Crew, Job, Wave, run_one
-from fluxon_gop.ranges import ByteRange, as_array, as_ranges, merge
+from fluxon_gop.prefetch import Crew, run_one
 from fluxon_gop.requests import Uri
-from fluxon_gop.sources import Buffer, RangeSource, open_source
-from fluxon_gop.sparse_buffer import SparseBuffer
-from fluxon_gop.stats import ReadStats, WaveKind
+from fluxon_gop.sources import RangeSource, open_source
+from fluxon_gop.stats import ReadStats
 
 SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".3gp", ".3g2", ".m4s", ".avif"})
 """Files of a folder that are taken for videos; a file named itself is taken whatever its suffix."""
@@ -59,33 +56,10 @@ def build_index(
     source = open_source(uri, storage_options)
     stats = ReadStats()
     try:
-        return run_one(_build_job(source, stats, stream_index, check != "none"), stats)
+        return run_one(index_job(source, stats, stream_index=stream_index, check=check != "none"), stats)
     finally:
         if source is not uri:
             source.close()
-
-
-def _build_job(
-    source: RangeSource, stats: ReadStats, stream_index: int | None, check: bool
-) -> Job[VideoIndex]:
-    (head,) = yield Wave(WaveKind.HEAD_MOOV, source, (ByteRange(0, HEAD_BYTES),), head=True)
-    held = SparseBuffer(source, stats)
-    held.insert(0, head)
-    steps = index_steps(source.signature, stream_index=stream_index, check=check)
-    try:
-        ranges = next(steps)
-        while True:
-            missing = tuple(r for r in ranges if len(held.piece(r.start)) < r.size)
-            if missing:
-                # Small ranges that lie close together come in one request.
-                wave = as_ranges(merge(as_array(missing), GAP_BYTES if len(missing) > 1 else 0))
-                fetched = yield Wave(WaveKind.HEAD_MOOV, source, wave, adds=True)
-                for wanted, data in zip(wave, fetched, strict=True):
-                    held.insert(wanted.start, data)
-            answer: list[Buffer] = [held.view(*r) for r in ranges]
-            ranges = steps.send(answer)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -196,7 +170,7 @@ def _build_batch(
             sources.append(source)
         stats = [ReadStats() for _ in sources]
         jobs = [
-            (_build_job(source, one, None, check != "none"), one)
+            (index_job(source, one, check=check != "none"), one)
             for source, one in zip(sources, stats, strict=True)
         ]
         for outcome in Crew(jobs):
@@ -237,9 +211,7 @@ def build_table(
         text = f"check is {check!r}: want one of {', '.join(CHECKS)}"
         raise InvalidRequestError(text)
     report = BuildReport()
-    for built in build_indexes(
-        find_videos(sources), table, check=check, storage_options=storage_options
-    ):
+    for built in build_indexes(find_videos(sources), table, check=check, storage_options=storage_options):
         report.stats.add(built.stats)
         report.skipped += built.skipped
         report.built += built.index is not None
@@ -248,5 +220,3 @@ def build_table(
         if progress is not None:
             progress(built)
     return report
-
-

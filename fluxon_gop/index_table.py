@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import lance
-import numpy as np
 import pyarrow as pa
-import pyarrow.ipc
 from cachetools import LRUCache
 
 from fluxon_gop import index_rows
+from fluxon_gop.arrow_file import ArrowFile
 from fluxon_gop.errors import (
     ClosedError,
     ForkedProcessError,
@@ -32,6 +31,7 @@ from fluxon_gop.index_rows import (
     SWM_COLUMNS,
     VERSION_KEY,
     Key,
+    positions,
 )
 from fluxon_gop.model import Signature, VideoIndex
 from fluxon_gop.ranges import ByteRange
@@ -106,7 +106,7 @@ class IndexTable:
         text_uri = os.fspath(uri)
         store: _Store
         if text_uri.endswith(".arrow"):
-            store = _ArrowFile(Path(text_uri))
+            store = ArrowFile(Path(text_uri))
         else:
             store = _LanceDataset(text_uri, storage_options)
         schema = store.schema()
@@ -144,22 +144,22 @@ class IndexTable:
 
     def held(self, keys: Sequence[Key]) -> list[Row] | None:
         """Return the rows where all of them are answered from memory, else None."""
-        positions = self._load()
+        places = self._load()
         with self._lock:
             rows: list[Row] = [self._cache.get(key) for key in keys]
-        if any(row is None and key in positions for key, row in zip(keys, rows, strict=True)):
+        if any(row is None and key in places for key, row in zip(keys, rows, strict=True)):
             return None
         return rows
 
     def lookup(self, keys: Sequence[Key]) -> list[Row]:
         """Return a row for each key, in order; those not in memory come by one read of the table."""
-        positions = self._load()
+        places = self._load()
         with self._lock:
             found: dict[Key, Row] = {key: self._cache.get(key) for key in keys}
-        missing = [key for key, row in found.items() if row is None and key in positions]
+        missing = [key for key, row in found.items() if row is None and key in places]
         if missing:
-            order = sorted(missing, key=positions.__getitem__)
-            table = self._store.take([positions[key] for key in order])
+            order = sorted(missing, key=places.__getitem__)
+            table = self._store.take([places[key] for key in order])
             rows = index_rows.rows_of(table) if _is_full(table.schema) else _hints(table)
             for key, row in zip(order, rows, strict=True):
                 found[key] = _decoded(row)
@@ -173,7 +173,9 @@ class IndexTable:
         batch = list(rows)
         taken = [key for key, _ in batch if key in self._load()]
         if taken or len({key for key, _ in batch}) < len(batch):
-            text = f"{self.uri}: {len(taken) or 'some'} of the keys are there already or twice; use replace()"
+            text = (
+                f"{self.uri}: {len(taken) or 'some'} of the keys are there already or twice; use replace()"
+            )
             raise IndexTableError(text, keys=taken)
         self._write(batch, self._store.append)
 
@@ -222,7 +224,7 @@ class IndexTable:
                 have = [name for name in SCALAR_COLUMNS if name in names]
                 table = self._store.scalars(have) if have else None
                 self._scalars = table
-                self._positions = {} if table is None else _positions(table)
+                self._positions = {} if table is None else positions(table)
             return self._positions
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -270,15 +272,6 @@ def _check_schema(schema: pa.Schema, uri: str) -> None:
         raise IndexVersionError(text, got=version, expected=INDEX_VERSION)
 
 
-def _positions(table: pa.Table) -> dict[Key, int]:
-    columns = [
-        table.column(name).to_pylist() if name in table.column_names else [""] * table.num_rows
-        for name in KEY_COLUMNS
-    ]
-    keys: Iterable[Key] = (uri or (export, path) for uri, export, path in zip(*columns, strict=True))
-    return {key: position for position, key in enumerate(keys)}
-
-
 def _decoded(row: dict[str, Any] | Hint) -> Row:
     if isinstance(row, Hint):
         return row
@@ -291,64 +284,6 @@ def _decoded(row: dict[str, Any] | Hint) -> Row:
 def _hints(table: pa.Table) -> list[Any]:
     ranges = table.column("moov_range").to_pylist()
     return [Hint(ByteRange(r[0], r[0] + r[1])) if r and len(r) == 2 else Damaged() for r in ranges]
-
-
-class _ArrowFile:
-    """One Arrow IPC file, zstd inside, replaced whole by each write."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._held: pa.Table | None = None
-
-    def _read(self) -> pa.Table | None:
-        if self._held is None and self._path.exists():
-            try:
-                with pa.ipc.open_file(pa.BufferReader(self._path.read_bytes())) as reader:
-                    self._held = reader.read_all()
-            except pa.ArrowInvalid as error:
-                text = f"{self._path}: no Arrow IPC file: {error}"
-                raise IndexTableError(text, uri=str(self._path)) from error
-        return self._held
-
-    def schema(self) -> pa.Schema | None:
-        table = self._read()
-        return None if table is None else table.schema
-
-    def scalars(self, columns: list[str]) -> pa.Table:
-        table = self._read()
-        assert table is not None
-        return table.select(columns)
-
-    def take(self, positions: list[int]) -> pa.Table:
-        table = self._read()
-        assert table is not None
-        return table.take(pa.array(positions, pa.int64()))
-
-    def append(self, table: pa.Table) -> None:
-        old = self._read()
-        self._write(table if old is None else pa.concat_tables([old, table]))
-
-    def replace(self, table: pa.Table) -> None:
-        old = self._read()
-        if old is None:
-            self._write(table)
-            return
-        kept = np.ones(old.num_rows, dtype=bool)
-        places = _positions(old)
-        kept[[places[key] for key in _positions(table) if key in places]] = False
-        self._write(pa.concat_tables([old.filter(pa.array(kept)), table]))
-
-    def _write(self, table: pa.Table) -> None:
-        part = self._path.with_suffix(f".{os.getpid()}.part")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        try:
-            with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, table.schema, options=options) as out:
-                out.write_table(table)
-            part.replace(self._path)
-        finally:
-            part.unlink(missing_ok=True)
-        self._held = table
 
 
 class _LanceDataset:

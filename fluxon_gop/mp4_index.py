@@ -21,17 +21,13 @@ from fluxon_gop.mp4_boxes import (
     Box,
     child,
     children,
-    chunk_offsets,
-    decode_shift,
     edits,
     need_child,
     parse_header,
-    run_values,
-    sample_chunks,
     sample_sizes,
-    sync_samples,
 )
-from fluxon_gop.ranges import ByteRange, Int64Array
+from fluxon_gop.ranges import ByteRange
+from fluxon_gop.sample_tables import SampleTables
 
 HEAD_BYTES = 64 * 1024
 """First read of a cold file: holds the whole movie box of a short faststart file."""
@@ -75,9 +71,7 @@ def index_steps(
     if found is None:
         found = yield from _find_moov(signature.size)
     moov_range, moov, fragmented = found
-    index = _parse_moov(
-        moov, moov_range, signature, stream_index=stream_index, fragmented=fragmented
-    )
+    index = _parse_moov(moov, moov_range, signature, stream_index=stream_index, fragmented=fragmented)
     if check and index.container_reason is None:
         unchecked = np.flatnonzero(index.verdicts == Verdict.UNCHECKED)
         samples = index.key_samples[unchecked]
@@ -133,7 +127,9 @@ def _find_moov(size: int) -> Generator[Wave, list[bytes | memoryview], _Found]:
             return moov_range, body[header:], fragmented
         at = stop
     text = f"no movie box (moov) in {size} bytes"
-    raise TruncatedMp4Error(text, need=at, size=size) if at > size else BoxError(text, path="moov", offset=at)
+    raise (
+        TruncatedMp4Error(text, need=at, size=size) if at > size else BoxError(text, path="moov", offset=at)
+    )
 
 
 def _read_moov(
@@ -190,7 +186,7 @@ def _parse_moov(
     track = _choose(list(_video_tracks(moov, signature.size)), stream_index)
     sample_entries.refuse_encrypted(track.entries)
     entries = tuple(sample_entries.parse_entry(box) for box in track.entries)
-    tables = _Tables.read(track, signature.size)
+    tables = SampleTables.read(track.stbl, signature.size)
     reason = _first_reason(
         "the file is fragmented (mvex)" if fragmented else None,
         _entry_reason(entries, tables, track),
@@ -275,7 +271,9 @@ def _video_tracks(moov: Box, file_size: int) -> Generator[_Track, None, None]:
         stbl = need_child(mdia, "minf", "stbl")
         entries = sample_entries.parse_entries(need_child(stbl, "stsd"))
         header = need_child(mdia, "mdhd")
-        timescale, duration = header.unpack("IQ", 20) if header.unpack("B")[0] == 1 else header.unpack("II", 12)
+        timescale, duration = (
+            header.unpack("IQ", 20) if header.unpack("B")[0] == 1 else header.unpack("II", 12)
+        )
         flags = child(trak, "tkhd")
         sizes = sample_sizes(stbl, file_size)
         yield _Track(
@@ -306,7 +304,7 @@ def _choose(tracks: list[_Track], stream_index: int | None) -> _Track:
     raise UnsupportedMp4Error(text, stream_index=stream_index)
 
 
-def _entry_reason(entries: tuple[SampleEntry, ...], tables: _Tables, track: _Track) -> str | None:
+def _entry_reason(entries: tuple[SampleEntry, ...], tables: SampleTables, track: _Track) -> str | None:
     if not entries:
         text = f"{track.stbl.path}/stsd: no sample entries"
         raise BoxError(text, path=track.stbl.path, offset=track.stbl.offset)
@@ -322,91 +320,3 @@ def _entry_reason(entries: tuple[SampleEntry, ...], tables: _Tables, track: _Tra
     if len(tables.entry) and int(tables.entry.max()) >= len(entries):
         return "a chunk names a sample entry that does not exist"
     return entry_points.unsuitable(entries[0])
-
-
-class _Tables(NamedTuple):
-    """The sample tables of one track, expanded."""
-
-    offset: Int64Array
-    size: Int64Array
-    dts: Int64Array
-    composition: Int64Array | None
-    keys: Int64Array
-    entry: np.typing.NDArray[np.uint8]
-    last_duration: int
-    decode_shift: int
-    trouble: str | None
-
-    @property
-    def pts(self) -> Int64Array:
-        """Composition times from 0, before the edit list."""
-        return self.dts if self.composition is None else self.dts + self.composition
-
-    @classmethod
-    def read(cls, track: _Track, file_size: int) -> _Tables:
-        """Expand stsz, stsc, stco, stts, ctts and stss, vectorised."""
-        stbl, trouble = track.stbl, None
-        size = sample_sizes(stbl, file_size)
-        chunks = chunk_offsets(stbl)
-        per_chunk, entry = sample_chunks(stbl, len(chunks), len(size))
-        count = int(per_chunk.sum())
-        if count < len(size):
-            trouble = f"the chunks hold {count} of {len(size)} samples"
-        size = size[:count]
-        before = np.cumsum(size) - size
-        first = np.cumsum(per_chunk) - per_chunk
-        held = per_chunk > 0
-        offset = before + np.repeat(chunks[held] - before[first[held]], per_chunk[held])
-
-        durations = run_values(need_child(stbl, "stts"), count, signed=True)
-        if len(durations) < count:
-            trouble = trouble or f"stts times {len(durations)} of {count} samples"
-            durations = np.append(durations, np.zeros(count - len(durations), np.int64))
-        if count and int(durations.min()) < 0:
-            trouble = trouble or "stts has a negative duration"
-        dts = np.cumsum(durations) - durations
-        composition, shift = None, 0
-        ctts = child(stbl, "ctts")
-        if ctts is not None:
-            shift = decode_shift(ctts)
-            composition = run_values(ctts, count, signed=True)
-            if len(composition) < count:
-                trouble = trouble or f"ctts times {len(composition)} of {count} samples"
-                composition = np.append(composition, np.zeros(count - len(composition), np.int64))
-            if count and int(np.abs(composition).max()) >= 1 << 28:
-                trouble = trouble or "ctts has an absurd offset"
-        keys = sync_samples(stbl, count)
-        if keys is None:
-            keys = np.arange(count, dtype=np.int64)
-        used = np.unique(entry[held])
-        uniform = len(used) <= 1
-        per_sample = used[:1] if uniform else np.repeat(entry[held], per_chunk[held])
-        return cls(
-            offset,
-            size,
-            dts,
-            composition,
-            keys,
-            np.minimum(per_sample, 255).astype(np.uint8),
-            int(durations[-1]) if count else 0,
-            shift,
-            trouble,
-        )
-
-    def reason(self, file_size: int) -> str | None:
-        """Return why what FFmpeg shows of these samples is not certain, None where it is."""
-        if self.trouble is not None:
-            return self.trouble
-        if not len(self.size):
-            return "the track has no samples"
-        if int(self.size.min()) == 0:
-            return "a sample has no bytes"
-        if int(self.size.max()) >= 1 << 30:
-            return f"a sample of {int(self.size.max())} bytes"
-        end = int((self.offset + self.size).max())
-        if end > file_size:
-            return f"the file is cut: samples reach to byte {end}, the file ends at {file_size}"
-        pts = np.sort(self.pts)
-        if bool(np.any(pts[1:] == pts[:-1])):
-            return "two samples have one presentation time"
-        return None

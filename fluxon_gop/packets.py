@@ -122,7 +122,9 @@ def set_threads(codec: VideoCodecContext, num_threads: int) -> None:
 class DemuxedPackets:
     """The container path. Keeps the opened file; what it reads comes from the buffer of the moment."""
 
-    def __init__(self, index: VideoIndex | None, size: int, stream_index: int | None, num_threads: int) -> None:
+    def __init__(
+        self, index: VideoIndex | None, size: int, stream_index: int | None, num_threads: int
+    ) -> None:
         """Take the file's size; ``index`` is None for what is no MP4.
 
         Args:
@@ -239,7 +241,7 @@ class DemuxedPackets:
         begun = False
         for packet in self._container.demux(self._stream):
             if packet.dts is None:
-                return
+                break
             # The seek may land earlier; sent from there, pictures without their references can leave
             # FFmpeg's HEVC decoder mute.
             if packet.dts < first:
@@ -251,6 +253,8 @@ class DemuxedPackets:
             # Demuxing one packet more would read bytes that the plan did not bring.
             if packet.dts >= last:
                 return
+        if not begun:
+            raise OrderMismatchError
 
     def key(self, frame: VideoFrame) -> int | None:
         """Return the picture's sample by its time, or its number by counting."""

@@ -86,16 +86,22 @@ def plan_packets(index: VideoIndex, frames: Int64Array) -> VideoPlan:
     """Return the plan of ``frames`` (each below num_frames) on the packet path."""
     spans = _spans(index, frames)
     wanted = _span_ranges(index, spans)
+    unchecked = _unchecked(index, spans)
+    ranges = merge(np.concatenate((wanted, _first_probe(index, unchecked))))
+    return VideoPlan(Path.PACKET, spans, _shape(ranges), total_bytes(wanted), unchecked=unchecked)
+
+
+def _unchecked(index: VideoIndex, spans: tuple[Span, ...]) -> tuple[int, ...]:
+    """Return the unproven claims that the spans rest on; the stream's start is always one of them."""
+    claims = index.key_samples[index.verdicts == Verdict.UNCHECKED]
+    entries = [span.entry for span in spans] + ([index.stream.start] if spans else [])
+    return tuple(np.intersect1d(claims, entries).tolist())
+
+
+def _first_probe(index: VideoIndex, unchecked: tuple[int, ...]) -> Int64Array:
+    """Return the range of the first sample's check where that is still to be made."""
     start = index.stream.start
-    verdict = dict(zip(index.key_samples.tolist(), index.verdicts.tolist(), strict=True))
-    entries = {span.entry for span in spans} | ({start} if spans else set())
-    unchecked = tuple(sorted(s for s in entries if verdict.get(s) == Verdict.UNCHECKED))
-    ranges = wanted
-    if start in unchecked:
-        ranges = merge(np.concatenate((wanted, as_array([probe_range(index, start)]))))
-    return VideoPlan(
-        Path.PACKET, spans, _shape(ranges), total_bytes(wanted), unchecked=unchecked
-    )
+    return as_array([probe_range(index, start)] if start in unchecked else [])
 
 
 def plan_container(index: VideoIndex, frames: Int64Array, reason: str) -> VideoPlan:
@@ -105,9 +111,11 @@ def plan_container(index: VideoIndex, frames: Int64Array, reason: str) -> VideoP
     from the start of the stream up to where the last frame must have come, counted.
     """
     counted = index.container_reason is not None
+    unchecked: tuple[int, ...] = ()
     if not counted:
         spans = _spans(index, frames)
         wanted = _span_ranges(index, spans)
+        unchecked = _unchecked(index, spans)
     else:
         spans, wanted = (), np.zeros((0, 2), np.int64)
         if index.num_frames and len(frames):
@@ -119,9 +127,16 @@ def plan_container(index: VideoIndex, frames: Int64Array, reason: str) -> VideoP
     # Opening, FFmpeg reads the first packets to learn the stream's properties.
     first = range(index.stream.start, min(index.stream.stop, index.stream.start + PROBE_SAMPLES))
     extra.extend(sample_range(index, sample) for sample in first)
-    ranges = np.clip(merge(np.concatenate((wanted, as_array(extra)))), 0, size)
+    probe = _first_probe(index, unchecked)
+    ranges = np.clip(merge(np.concatenate((wanted, as_array(extra), probe))), 0, size)
     return VideoPlan(
-        Path.CONTAINER, spans, _shape(ranges), total_bytes(wanted), reason=reason, counted=counted
+        Path.CONTAINER,
+        spans,
+        _shape(ranges),
+        total_bytes(wanted),
+        reason=reason,
+        counted=counted,
+        unchecked=unchecked,
     )
 
 
@@ -144,9 +159,7 @@ def parts(index: VideoIndex, plan: VideoPlan, max_bytes: int) -> list[VideoPlan]
         entries = {span.entry for span in group}
         unchecked = tuple(s for s in plan.unchecked if s in entries)
         result.append(
-            VideoPlan(
-                Path.PACKET, tuple(group), _shape(wanted), total_bytes(wanted), unchecked=unchecked
-            )
+            VideoPlan(Path.PACKET, tuple(group), _shape(wanted), total_bytes(wanted), unchecked=unchecked)
         )
     return result
 

@@ -97,9 +97,7 @@ class Crew(Generic[T]):
     cancels the reads that have not begun and waits for those that have.
     """
 
-    def __init__(
-        self, jobs: Sequence[tuple[Job[T], ReadStats]], *, max_bytes: int | None = None
-    ) -> None:
+    def __init__(self, jobs: Sequence[tuple[Job[T], ReadStats]], *, max_bytes: int | None = None) -> None:
         """Take jobs with the stats to count in.
 
         Args:

@@ -118,5 +118,3 @@ def describe(fourcc: str) -> str:
     name = KNOWN.get(fourcc)
     shown = fourcc.encode("ascii", "backslashreplace").decode()
     return f"{shown} ({name})" if name else shown
-
-

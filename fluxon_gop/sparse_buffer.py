@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 
 from fluxon_gop.errors import InvalidRequestError
 from fluxon_gop.ranges import ByteRange
@@ -55,6 +56,11 @@ class SparseBuffer:
             self._starts.insert(at, start)
             self._data.insert(at, view[:room])
             view, start = view[room:], start + room
+
+    def insert_all(self, ranges: Sequence[ByteRange], fetched: Sequence[Buffer]) -> None:
+        """Hold what a wave brought, range by range."""
+        for wanted, data in zip(ranges, fetched, strict=True):
+            self.insert(wanted.start, data)
 
     def clear(self) -> None:
         """Hold nothing."""

@@ -74,6 +74,13 @@ class ReadStats:
             else:
                 setattr(self, item.name, mine + theirs)
 
+    def add_beside(self, other: ReadStats) -> None:
+        """Add a video of the same batch: its waves ran beside those counted here, not after them."""
+        waves = {k: max(self.waves.get(k, 0), other.waves.get(k, 0)) for k in {*self.waves, *other.waves}}
+        fetch = max(self.fetch_seconds, other.fetch_seconds)
+        self.add(other)
+        self.waves, self.fetch_seconds = waves, fetch
+
     @property
     def total_requests(self) -> int:
         """All range requests, planned and unplanned."""
