@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from importlib.metadata import version as _version
 
+from fluxon_gop.batch_plan import BatchPlan, PlannedVideo
 from fluxon_gop.errors import (
     BoxError,
     ClosedError,
@@ -36,7 +37,7 @@ from fluxon_gop.errors import (
 from fluxon_gop.index_build import build_index
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import Signature, Verdict, VideoIndex
-from fluxon_gop.pool import BatchPlan, VideoReaderPool
+from fluxon_gop.pool import VideoReaderPool
 from fluxon_gop.reader import VideoReader
 from fluxon_gop.requests import VideoReadRequest, VideoReadResult
 from fluxon_gop.sources import (
@@ -73,6 +74,7 @@ __all__ = [
     "Mp4Error",
     "NotMp4Error",
     "ObjectStoreSource",
+    "PlannedVideo",
     "RangeSource",
     "ReadStats",
     "ShortReadError",

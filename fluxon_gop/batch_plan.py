@@ -58,8 +58,10 @@ class BatchPlan:
     def __str__(self) -> str:
         """Return one line for the batch and one a video."""
         lines = [
-            f"{len(self.videos)} videos: {self.waves} wave(s), {self.requests} requests, "
-            f"{self.nbytes:,} bytes, {self.over_read:.2f} of what is needed"
+            (
+                f"{len(self.videos)} videos: {self.waves} wave(s), {self.requests} requests, "
+                f"{self.nbytes:,} bytes, {self.over_read:.2f} of what is needed"
+            )
         ]
         for video in self.videos:
             path = video.plan.path.value if video.plan else "index first"

@@ -15,7 +15,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from fluxon_gop.model import Orientation
-from fluxon_gop.packets import OrderMismatchError, Way
+from fluxon_gop.packets import OrderMismatchError, Packet, Way
 from fluxon_gop.plan import Span
 from fluxon_gop.sparse_buffer import SparseBuffer
 from fluxon_gop.stats import ReadStats
@@ -82,7 +82,7 @@ def decode_span(
             return
 
 
-def _then_drain(packets: Iterator[av.Packet]) -> Iterator[av.Packet | None]:
+def _then_drain(packets: Iterator[Packet]) -> Iterator[Packet | None]:
     yield from packets
     yield None
 

@@ -73,9 +73,10 @@ def unsuitable(entry: SampleEntry) -> str | None:
                 return "the configuration record has no SPS"
             if not all(sps.frame_mbs_only for sps in sets):
                 return "the pictures may be coded as fields"
-        elif entry.codec == "hevc":
-            if not any(hevc_type(nal) == 33 for nal in hevc_record(entry.config).nals):
-                return "the configuration record has no SPS"
+        elif entry.codec == "hevc" and not any(
+            hevc_type(nal) == 33 for nal in hevc_record(entry.config).nals
+        ):
+            return "the configuration record has no SPS"
     except (BitsExhausted, IndexError):
         return "the configuration record is damaged"
     return None

@@ -119,7 +119,7 @@ def _expand(name: str) -> Iterator[str]:
     elif path.exists():
         yield os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
     elif glob.has_magic(name):
-        for match in sorted(glob.glob(name, recursive=True)):
+        for match in sorted(glob.glob(name, recursive=True)):  # noqa: PTH207 - absolute patterns too
             yield from _expand(match)
     else:
         yield name
@@ -174,11 +174,11 @@ def _build_batch(
             for source, one in zip(sources, stats, strict=True)
         ]
         for outcome in Crew(jobs):
-            error = outcome.error
-            if error is not None and not isinstance(error, FluxonGopError):
-                raise error
+            failure = outcome.error
+            if failure is not None and not isinstance(failure, FluxonGopError):
+                raise failure
             n = outcome.number
-            yield Built(sources[n].name, outcome.value, error, stats[n])
+            yield Built(sources[n].name, outcome.value, failure, stats[n])
     finally:
         for source in sources:
             source.close()

@@ -149,11 +149,11 @@ def _spread(values: Any, count: int, dtype: type[np.generic] = np.int64) -> Int6
     """Undo :func:`_squeeze`; raises ValueError where the length is neither 1 nor ``count``."""
     array = np.asarray(values, dtype=dtype)
     if len(array) == count:
-        return array  # type: ignore[return-value]
+        return array
     if len(array) != 1 and count:
         text = f"{len(array)} values for {count} samples"
         raise ValueError(text)
-    return np.repeat(array, count)  # type: ignore[return-value]
+    return np.repeat(array, count)
 
 
 def decode(row: Mapping[str, Any]) -> VideoIndex:

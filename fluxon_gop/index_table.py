@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import lance
 import pyarrow as pa
@@ -231,7 +231,7 @@ class IndexTable:
         """Pickle the address and options; the rows are read again where they are used."""
         return (_reopen, self._recipe)
 
-    def __enter__(self) -> IndexTable:
+    def __enter__(self) -> Self:
         """Return itself."""
         return self
 

@@ -8,11 +8,13 @@ Facts of PyAV and FFmpeg that this rests on stand beside the lines that need the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import av
 import numpy as np
 from av.container import InputContainer
+from av.sidedata.sidedata import SideData
+from av.sidedata.sidedata import Type as SideDataType
 from av.stream import Discard
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
@@ -22,6 +24,12 @@ from fluxon_gop.errors import DecodeError, FluxonGopError
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.plan import Span
 from fluxon_gop.sparse_buffer import SparseBuffer, SparseFile
+
+if TYPE_CHECKING:
+    Packet = av.Packet[Any]
+else:
+    # Generic for type checkers only.
+    Packet = av.Packet
 
 
 class OrderMismatchError(Exception):
@@ -35,7 +43,7 @@ class Way(Protocol):
         """Return the decoder, made ready to decode from the span's entry."""
         ...
 
-    def packets(self, span: Span) -> Iterator[av.Packet]:
+    def packets(self, span: Span) -> Iterator[Packet]:
         """Yield the span's packets in decode order."""
         ...
 
@@ -61,7 +69,7 @@ class CutPackets:
         """For long spans: called with the next sample, it puts more samples into the buffer and returns
         the first one that is not there yet."""
 
-    def start(self, span: Span, buffer: SparseBuffer) -> VideoCodecContext:
+    def start(self, span: Span, buffer: SparseBuffer) -> VideoCodecContext:  # noqa: ARG002 - see Way
         """Return a decoder without memory of what it decoded before."""
         entry = self._index.entries[0]
         # Where parameter sets may come in band, those of another GOP would outlive a flush.
@@ -73,7 +81,7 @@ class CutPackets:
         self._buffer = buffer
         return self._codec
 
-    def packets(self, span: Span) -> Iterator[av.Packet]:
+    def packets(self, span: Span) -> Iterator[Packet]:
         """Yield a packet for each sample of the span; its pts is the sample's number."""
         assert self._buffer is not None
         starts = self._index.sample_offset[span.entry : span.last + 1].tolist()
@@ -82,7 +90,7 @@ class CutPackets:
         for sample, (start, size) in enumerate(zip(starts, sizes, strict=True), span.entry):
             if sample == held and self.fetch_more:
                 held = self.fetch_more(sample)
-            packet = av.Packet(self._buffer.view(start, start + size))  # type: ignore[arg-type]
+            packet: Packet = av.Packet(self._buffer.view(start, start + size))  # type: ignore[arg-type]
             packet.pts = packet.dts = sample
             yield packet
 
@@ -141,7 +149,7 @@ class DemuxedPackets:
         self._container: InputContainer | None = None
         self._stream: VideoStream | None = None
         self._next_frame = 0
-        self._demuxed: Iterator[av.Packet] | None = None
+        self._demuxed: Iterator[Packet] | None = None
         self._sample_of: dict[int, int] = {}
         self.ended = False
         """Counted: the stream has been decoded to its end; ``position`` is its number of frames."""
@@ -158,7 +166,7 @@ class DemuxedPackets:
             self._file.seek(0)
             name = buffer.source.name
             try:
-                container = av.open(self._file, metadata_errors="ignore")
+                container = cast("InputContainer", av.open(self._file, metadata_errors="ignore"))
             except FluxonGopError:
                 raise
             except (av.error.FFmpegError, ValueError, OSError) as error:
@@ -225,7 +233,7 @@ class DemuxedPackets:
         self._sample_of = {int(pts[sample]): sample for sample in span.targets}
         return stream.codec_context
 
-    def packets(self, span: Span) -> Iterator[av.Packet]:
+    def packets(self, span: Span) -> Iterator[Packet]:
         """Yield packets up to the span's last; counted, as far as they are asked for."""
         assert self._container is not None
         assert self._stream is not None
@@ -276,7 +284,7 @@ def _words(error: BaseException) -> str:
 
 def display_matrix(frame: VideoFrame) -> tuple[int, ...] | None:
     """Return the display matrix that FFmpeg hangs on a picture, None without one."""
-    for side in frame.side_data:  # type: ignore[attr-defined]
-        if side.type.name == "DISPLAYMATRIX":
+    for side in cast("list[SideData]", list(frame.side_data)):
+        if side.type is SideDataType.DISPLAYMATRIX:
             return tuple(int(value) for value in np.frombuffer(bytes(side), dtype="<i4")[:9])
     return None

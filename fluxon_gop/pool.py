@@ -9,7 +9,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class VideoReaderPool:
             raise InvalidRequestError(text)
         for request in requests:
             if not isinstance(request, VideoReadRequest):
-                text = f"a request is a {type(request).__name__}: want VideoReadRequest"
+                text = f"a request is a {type(request).__name__}: want VideoReadRequest"  # type: ignore[unreachable]
                 raise TypeError(text)
         groups = _grouped(requests)
         results: list[VideoReadResult | None] = [None] * len(requests)
@@ -196,7 +196,7 @@ class VideoReaderPool:
         for reader in readers:
             reader.close()
 
-    def __enter__(self) -> VideoReaderPool:
+    def __enter__(self) -> Self:
         """Return itself."""
         return self
 
@@ -285,7 +285,7 @@ class VideoReaderPool:
         stats: ReadStats,
         results: list[VideoReadResult | None],
     ) -> None:
-        """A number beyond the end spoils its own request only: read the others without it."""
+        """Read requests apart: a number beyond the end spoils its own request only."""
         for member, frames in mine.items():
             one = ReadStats()
             for outcome in Crew([(reader.read_job(np.unique(frames), one), one)]):

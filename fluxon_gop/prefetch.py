@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fluxon_gop.errors import ClosedError
@@ -83,7 +84,7 @@ def _io_pool() -> ThreadPoolExecutor:
 
 def _forget_pool() -> None:
     """In a forked child: the parent's threads are not here, and its lock may be held for ever."""
-    global _pool, _pool_lock  # noqa: PLW0603 - see above
+    global _pool, _pool_lock
     _pool, _pool_lock = None, threading.Lock()
 
 
@@ -202,9 +203,9 @@ class Crew(Generic[T]):
             pool = _io_pool()
             run.futures = [pool.submit(_read, wave, r) for r in wave.ranges]
             for future in run.futures:
-                future.add_done_callback(lambda _, run=run: self._one_done(run))
+                future.add_done_callback(partial(self._one_done, run))
 
-    def _one_done(self, run: _Running[T]) -> None:
+    def _one_done(self, run: _Running[T], _: Future[Buffer]) -> None:
         with self._lock:
             run.left -= 1
             last = run.left == 0

@@ -6,6 +6,7 @@ whose rows are ``[start, stop)`` in absolute file bytes.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -87,5 +88,5 @@ def split(array: Int64Array, max_size: int) -> Int64Array:
     for start, stop in array.tolist():
         count = -(-(stop - start) // max_size)
         edges = [start + (stop - start) * i // count for i in range(count + 1)]
-        pieces.extend(zip(edges[:-1], edges[1:], strict=True))
+        pieces.extend(pairwise(edges))
     return np.array(pieces, dtype=np.int64).reshape(-1, 2)

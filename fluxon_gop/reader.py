@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class VideoReader:
             text = f"path is {path!r}: want None, 'packet' or 'container'"
             raise InvalidRequestError(text)
         if index is not None and not isinstance(index, VideoIndex | IndexTable):
-            text = f"index is a {type(index).__name__}: want a VideoIndex, an IndexTable, or None"
+            text = f"index is a {type(index).__name__}: want a VideoIndex, an IndexTable, or None"  # type: ignore[unreachable]
             raise TypeError(text)
         self._uri = uri
         self._storage_options = storage_options
@@ -200,17 +200,15 @@ class VideoReader:
         last = self.num_frames if stop is None else min(int(as_frames([stop])[0]), self.num_frames)
         with self._lock:
             self._check_open()
-            assert self._video is not None
             stats = ReadStats()
             try:
-                yield from self._video.iterate(np.arange(first, last, step, dtype=np.int64), stats)
+                yield from self._at_hand.iterate(np.arange(first, last, step, dtype=np.int64), stats)
             finally:
                 self._stats.add(stats)
 
     def plan(self, frames: Int64Array) -> VideoPlan:
         """Return the plan of ``frames`` (sorted, unique) by the index at hand; no IO."""
-        assert self._video is not None
-        return self._video.plan(frames)
+        return self._at_hand.plan(frames)
 
     def close(self) -> None:
         """Close decoder and source; use after it raises ClosedError."""
@@ -220,7 +218,7 @@ class VideoReader:
                 self._video.drop_decoders()
             self._source.close()
 
-    def __enter__(self) -> VideoReader:
+    def __enter__(self) -> Self:
         """Return itself."""
         return self
 
@@ -275,22 +273,27 @@ class VideoReader:
     def read_job(self, frames: Int64Array, stats: ReadStats) -> Job[FrameSet]:
         """Return the job that reads ``frames`` (sorted, unique), the index first where it is missing."""
         yield from self._index_job(stats)
-        assert self._video is not None
         try:
-            return (yield from self._video.read(frames, stats))
+            return (yield from self._at_hand.read(frames, stats))
         except SourceChangedError:
             # A row is pinned to the version that it was built from; here the file is a newer one.
             if self._built_here or isinstance(self._uri, RangeSource):
                 raise
         stats.stale_rows += 1
-        self._video.drop_decoders()
+        self._at_hand.drop_decoders()
         self._video = self._row = None
         self._source.close()
         self._source = open_source(self._uri, self._storage_options)
         yield from self._index_job(stats)
-        return (yield from self._video.read(frames, stats))
+        return (yield from self._at_hand.read(frames, stats))
 
     # ------------------------------------------------------------- inside
+
+    @property
+    def _at_hand(self) -> VideoJobs:
+        """The video, whose index the index job has brought."""
+        assert self._video is not None
+        return self._video
 
     def _run(self, make_job: Callable[[ReadStats], Job[T]]) -> T:
         """Run one job alone, under the lock, and count it."""
@@ -338,8 +341,7 @@ class VideoReader:
 
     def _count_job(self, stats: ReadStats) -> Job[int]:
         yield from self._index_job(stats)
-        assert self._video is not None
-        return (yield from self._video.count(stats))
+        return (yield from self._at_hand.count(stats))
 
 
 def look_up(table: IndexTable, keys: list[Any], stats: ReadStats) -> list[Row]:

@@ -125,10 +125,10 @@ class VideoJobs:
         index = self.index
         assert index is not None
         whole = self.plan(frames)
-        canvas = self._canvas(len(frames), *self._index_picture(self.index))
-        missing = dict(zip(self.index.frame_sample[frames].tolist(), range(len(frames)), strict=True))
-        way = self._cut = self._cut or CutPackets(self.index, self._choices.num_threads)
-        for part in parts(self.index, whole, self._choices.max_bytes):
+        canvas = self._canvas(len(frames), *self._index_picture(index))
+        missing = dict(zip(index.frame_sample[frames].tolist(), range(len(frames)), strict=True))
+        way = self._cut = self._cut or CutPackets(index, self._choices.num_threads)
+        for part in parts(index, whole, self._choices.max_bytes):
             stats.wanted_bytes += part.wanted_bytes
             buffer = SparseBuffer(self._source, stats)
             fetched = yield Wave(WaveKind.MEDIA, self._source, part.ranges)
@@ -136,7 +136,7 @@ class VideoJobs:
             plan = yield from self._check_job(part, buffer, stats)
             if plan is None:
                 return None
-            rank = self.index.sample_frame
+            rank = index.sample_frame
             with Stopwatch(stats):
                 for span in plan.spans:
                     for sample, frame in decode_span(way, span, buffer, stats, rank):

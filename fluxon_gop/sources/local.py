@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def _open_file(path: Path) -> int:
     except OSError as error:
         text = f"{path}: cannot be opened: {error.strerror}"
         raise SourceError(text, source=str(path)) from error
-    if os.path.isdir(descriptor):
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         text = f"{path}: is a directory, want a file"
         raise SourceError(text, source=str(path))

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -32,6 +32,7 @@ from fluxon_gop.sources.range_source import Buffer, changed, check_range
 
 if TYPE_CHECKING:
     from obstore import GetResult, ObjectMeta
+    from obstore.store import ClientConfig
 
 REQUEST_TIMEOUT = timedelta(seconds=30)
 """Limit of one request, from its start to the last byte of its answer."""
@@ -199,12 +200,15 @@ def _store(base: str, options: Mapping[str, Any]) -> HTTPStore:
         if store is None:
             store = HTTPStore.from_url(
                 base,
-                client_options={
-                    "allow_http": True,
-                    "timeout": REQUEST_TIMEOUT,
-                    "connect_timeout": CONNECT_TIMEOUT,
-                    **options,
-                },
+                client_options=cast(
+                    "ClientConfig",
+                    {
+                        "allow_http": True,
+                        "timeout": REQUEST_TIMEOUT,
+                        "connect_timeout": CONNECT_TIMEOUT,
+                        **options,
+                    },
+                ),
                 retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
             )
             if "?" not in base:
