@@ -29,6 +29,8 @@ class Recipe:
     """The muxer's (``movflags``...)."""
     audio: bool = False
     """Interleave a second stream of a sine tone (AAC)."""
+    tag: str | None = None
+    """The sample entry's type where the muxer's default is not wanted (``hvc1``)."""
     format: str | None = None
     rotation: int = 0
     """Degrees of the display matrix, as PyAV counts them."""
@@ -76,6 +78,8 @@ def write_video(
                 video.height, video.width = pixels.shape[:2]
                 video.pix_fmt = recipe.pix_fmt
                 video.thread_count = 1
+                if recipe.tag is not None:
+                    video.codec_context.codec_tag = recipe.tag
                 if recipe.time_base is not None:
                     video.codec_context.time_base = recipe.time_base
                 if recipe.rotation:

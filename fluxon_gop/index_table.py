@@ -10,9 +10,8 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import lance
 import pyarrow as pa
 from cachetools import LRUCache
 
@@ -35,6 +34,9 @@ from fluxon_gop.index_rows import (
 )
 from fluxon_gop.model import Signature, VideoIndex
 from fluxon_gop.ranges import ByteRange
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
 
 CACHE_BYTES = 256 * 1024 * 1024
 """Decoded rows that one table object keeps in memory."""
@@ -287,18 +289,23 @@ def _hints(table: pa.Table) -> list[Any]:
 
 
 class _LanceDataset:
-    """A Lance data set; each write is one version."""
+    """A Lance data set; each write is one version.
+
+    Lance is imported at the first use: it warns at every fork of a process that has it.
+    """
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None) -> None:
         self._uri = uri
         self._options = dict(storage_options) if storage_options else None
-        self._dataset: lance.LanceDataset | None = None
+        self._dataset: LanceDataset | None = None
         self._pid = os.getpid()
 
-    def _open(self) -> lance.LanceDataset | None:
+    def _open(self) -> LanceDataset | None:
         if self._pid != os.getpid():
             raise _forked(self._uri)
         if self._dataset is None:
+            import lance
+
             try:
                 self._dataset = lance.dataset(self._uri, storage_options=self._options)
             except (ValueError, FileNotFoundError) as error:
@@ -323,6 +330,8 @@ class _LanceDataset:
         return dataset.take(positions)
 
     def append(self, table: pa.Table) -> None:
+        import lance
+
         exists = self._open() is not None
         self._dataset = lance.write_dataset(
             table, self._uri, mode="append" if exists else "create", storage_options=self._options

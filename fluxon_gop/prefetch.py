@@ -45,7 +45,12 @@ class Wave:
         return sum(r.size for r in self.ranges)
 
 
-Job = Generator[Wave, list[Buffer], T]
+@dataclass(frozen=True)
+class Compute:
+    """Yielded by a job before long work on the processor: other jobs send their reads first."""
+
+
+Job = Generator[Wave | Compute, list[Buffer], T]
 
 
 @dataclass
@@ -109,6 +114,7 @@ class Crew(Generic[T]):
         self._max_bytes = max_bytes
         self._ready: queue.SimpleQueue[_Running[T] | None] = queue.SimpleQueue()
         self._waiting: deque[_Running[T]] = deque()
+        self._computing: deque[_Running[T]] = deque()
         self._held = 0
         self._in_flight = 0
         self._depth = 0
@@ -121,19 +127,25 @@ class Crew(Generic[T]):
                 outcome = self._advance(run, None)
                 if outcome is not None:
                     yield outcome
-            while self._in_flight or self._waiting:
-                if not self._in_flight:
-                    # All that is held belongs to jobs that wait themselves: one of them goes first.
-                    self._launch(self._waiting.popleft())
-                landed = self._ready.get()
-                if landed is None:
-                    text = "closed while the batch was being read"
-                    raise ClosedError(text)
-                outcome = self._land(landed)
+            while self._in_flight or self._waiting or self._computing:
+                outcome = self._step()
                 if outcome is not None:
                     yield outcome
         finally:
             self._abandon()
+
+    def _step(self) -> Outcome[T] | None:
+        """Go on with one job: one whose bytes are in, else one that has work to do, else wait."""
+        if self._computing and self._ready.empty():
+            return self._advance(self._computing.popleft(), [])
+        if not self._in_flight and not self._computing:
+            # All that is held belongs to jobs that wait themselves: one of them goes first.
+            self._launch(self._waiting.popleft())
+        landed = self._ready.get()
+        if landed is None:
+            text = "closed while the batch was being read"
+            raise ClosedError(text)
+        return self._land(landed)
 
     def stop(self) -> None:
         """Make the loop, in whatever thread it runs, end with ClosedError."""
@@ -153,10 +165,9 @@ class Crew(Generic[T]):
         except Exception as error:  # noqa: BLE001 - a job's error is its outcome; the others go on
             outcome = Outcome(run.number, error=error)
         else:
-            if not wave.adds:
-                self._release(run)
-            run.wave = wave
-            if self._fits(wave):
+            if isinstance(wave, Compute):
+                self._computing.append(run)
+            elif self._takes(run, wave):
                 self._launch(run)
             else:
                 self._waiting.append(run)
@@ -164,6 +175,13 @@ class Crew(Generic[T]):
         self._release(run)
         self._admit()
         return outcome
+
+    def _takes(self, run: _Running[T], wave: Wave) -> bool:
+        """Note the wave that a job asks for and return whether there is room for it now."""
+        if not wave.adds:
+            self._release(run)
+        run.wave = wave
+        return self._fits(wave)
 
     def _fits(self, wave: Wave) -> bool:
         return self._max_bytes is None or not self._held or self._held + wave.nbytes <= self._max_bytes

@@ -27,7 +27,7 @@ from fluxon_gop.plan import (
     plan_packets,
     sample_range,
 )
-from fluxon_gop.prefetch import Job, Wave, run_one
+from fluxon_gop.prefetch import Compute, Job, Wave, run_one
 from fluxon_gop.ranges import ByteRange, Int64Array, as_array, as_ranges, merge, subtract
 from fluxon_gop.sources.range_source import RangeSource
 from fluxon_gop.sparse_buffer import SparseBuffer
@@ -136,6 +136,7 @@ class VideoJobs:
             plan = yield from self._check_job(part, buffer, stats)
             if plan is None:
                 return None
+            yield Compute()
             rank = index.sample_frame
             with Stopwatch(stats):
                 for span in plan.spans:
@@ -193,6 +194,7 @@ class VideoJobs:
         checked = yield from self._check_job(plan, buffer, stats)
         if checked is None:
             return None
+        yield Compute()
         with Stopwatch(stats):
             if way.counted:
                 return self._decode_counted(way, frames, buffer, stats)
@@ -260,6 +262,7 @@ class VideoJobs:
             way = self._demuxed_way()
             way.rewind()
             buffer = SparseBuffer(self._source, stats)
+            yield Compute()
             with Stopwatch(stats):
                 for _ in decode_span(way, Span(0, 0, (COUNT_ALL,)), buffer, stats, None):
                     pass

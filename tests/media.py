@@ -20,7 +20,10 @@ RECIPES = {
     "opengop": Recipe(
         options={"preset": "veryfast", "x264-params": "open-gop=1:keyint=12:min-keyint=12:scenecut=0:bframes=3"}
     ),
-    "hevc": Recipe(codec="libx265", options={"preset": "ultrafast", "x265-params": "keyint=12:log-level=none"}),
+    "hevc": Recipe(
+        codec="libx265", tag="hvc1", options={"preset": "ultrafast", "x265-params": "keyint=12:log-level=none"}
+    ),
+    "hev1": Recipe(codec="libx265", options={"preset": "ultrafast", "x265-params": "keyint=12:log-level=none"}),
     "vp9": Recipe(codec="libvpx-vp9", options={"g": "12", "cpu-used": "8", "deadline": "realtime"}),
     "av1": Recipe(codec="libsvtav1", options={"g": "12", "preset": "12", "svtav1-params": "lp=1"}),
     "mpeg4": Recipe(codec="mpeg4", options={"g": "12", "bf": "2"}),

@@ -164,8 +164,9 @@ class ObjectStoreSource:
             raise SourcePermissionError(text, source=self.name) from error
         except (store_errors.BaseError, OSError) as error:
             reason = str(error).split("\n", 1)[0].replace(self._url, self.name)
-            if "timed out" in str(error):
-                text = f"{self.name}: no answer within {REQUEST_TIMEOUT.total_seconds():.0f} s"
+            if "kind: Timeout" in str(error) or "timed out" in str(error):
+                limit = self._options.get("timeout", REQUEST_TIMEOUT)
+                text = f"{self.name}: no answer within the limit of a request ({limit})"
                 raise DeadlineError(text, source=self.name) from None
             text = f"{self.name}: {_without_query(reason)}"
             raise SourceError(text, source=self.name) from None
