@@ -1,4 +1,4 @@
-"""Boxes and whole small files made by hand, and the two witnesses: the parser and FFmpeg.
+"""Boxes and whole small files made by hand around samples made up or taken from real videos.
 
 Everything an MP4 can say is one function here: ``box(b"stss", u32(0), ...)``. :func:`tiny_mp4` joins
 them to a file around given samples; ``swap`` puts any other bytes in the place of any box.
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import av
 import numpy as np
 
-from fluxon_gop import mp4_index
-from fluxon_gop.model import IDENTITY_MATRIX, Signature, VideoIndex
-from fluxon_gop.ranges import ByteRange
+from fluxon_gop.model import IDENTITY_MATRIX
+from tests.nals import avc_pps, avc_slice, avc_sps, avcc, bits, lengths, packed
 
 
 def u8(*values: int) -> bytes:
@@ -65,76 +63,6 @@ def full_box(kind: bytes, version: int, flags: int, *payload: bytes) -> bytes:
     return box(kind, u8(version), flags.to_bytes(3), *payload)
 
 
-# The bits of parameter sets and slices, as text of 0 and 1.
-
-
-def bits(value: int, width: int) -> str:
-    return f"{value:0{width}b}" if width else ""
-
-
-def ue(value: int) -> str:
-    """Return an unsigned Exp-Golomb number."""
-    return "0" * ((value + 1).bit_length() - 1) + f"{value + 1:b}"
-
-
-def se(value: int) -> str:
-    """Return a signed Exp-Golomb number."""
-    return ue(2 * value - 1 if value > 0 else -2 * value)
-
-
-def nal(header: bytes, *fields: str) -> bytes:
-    """Return a NAL unit: header, the fields, the stop bit; emulation prevention put in."""
-    text = "".join(fields) + "1"
-    text += "0" * (-len(text) % 8)
-    raw = int(text, 2).to_bytes(len(text) // 8)
-    out, zeros = bytearray(), 0
-    for byte in raw:
-        if zeros == 2 and byte <= 3:
-            out.append(3)
-            zeros = 0
-        zeros = zeros + 1 if byte == 0 else 0
-        out.append(byte)
-    return header + bytes(out)
-
-
-def avc_sps(number: int = 0, width: int = 64, height: int = 48, *, fields: bool = False) -> bytes:
-    """Return a baseline H.264 SPS; width and height in whole macroblocks."""
-    rows = height // (32 if fields else 16)
-    return nal(
-        b"\x67", bits(66, 8), bits(0, 8), bits(30, 8), ue(number), ue(0), ue(2), ue(1), "0",
-        ue(width // 16 - 1), ue(rows - 1), "00" if fields else "1", "1", "0", "0",
-    )  # fmt: skip
-
-
-def avc_pps(number: int = 0, sps: int = 0) -> bytes:
-    return nal(
-        b"\x68", ue(number), ue(sps), "00", ue(0), ue(0), ue(0), "0", "00", se(0), se(0), se(0), "000"
-    )
-
-
-def avc_slice(kind: int = 5, pps: int = 0, filler: int = 0) -> bytes:
-    """Return the head of a slice: 5 is IDR, 1 is not."""
-    return nal(u8(0x60 | kind), ue(0), ue(7), ue(pps), bits(0x55, 8) * filler)
-
-
-def lengths(*nals: bytes, width: int = 4) -> bytes:
-    """Return a sample: each NAL unit behind its length."""
-    return b"".join(len(unit).to_bytes(width) + unit for unit in nals)
-
-
-def avcc(*sets: bytes, width: int = 4) -> bytes:
-    """Return the body of avcC that holds these parameter sets."""
-    groups = [
-        [s for s in sets if s[:1] and s[0] & 31 == 7],
-        [s for s in sets if not s[:1] or s[0] & 31 != 7],
-    ]
-    body = [u8(1, 66, 0, 30, 0xFC | width - 1)]
-    for mask, group in zip((0xE0, 0), groups, strict=True):
-        body.append(u8(mask | len(group)))
-        body.extend(u16(len(s)) + s for s in group)
-    return b"".join(body)
-
-
 @dataclass(frozen=True)
 class Media:
     """The samples of one track, and what a file says of them."""
@@ -155,9 +83,11 @@ class Media:
 
     @property
     def durations(self) -> list[int]:
+        """Ticks that each sample lasts."""
         return [*np.diff(self.dts).tolist(), self.last_duration]
 
     def but(self, **changes) -> Media:
+        """Return a copy with these fields changed."""
         return replace(self, **changes)
 
 
@@ -227,15 +157,7 @@ def uniform_stsz(size: int, count: int) -> bytes:
 
 
 def stz2(sizes: Sequence[int], width: int) -> bytes:
-    text = "".join(bits(size, width) for size in sizes)
-    text += "0" * (-len(text) % 8)
-    return full_box(
-        b"stz2",
-        0,
-        0,
-        u32(width, len(sizes)),
-        bytes(int(text[i : i + 8], 2) for i in range(0, len(text), 8)),
-    )
+    return full_box(b"stz2", 0, 0, u32(width, len(sizes)), packed(*(bits(size, width) for size in sizes)))
 
 
 def stsc(entries: Sequence[tuple[int, int, int]]) -> bytes:
@@ -409,7 +331,7 @@ def tiny_mp4(
         counts.append(min(left, wanted[min(len(counts), len(wanted) - 1)]))
         left -= counts[-1]
     edges = np.cumsum([0, *counts])
-    chunks = [b"".join(media.packets[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    chunks = [b"".join(media.packets[a:b]) for a, b in pairwise(edges)]
     words = layout.split()
     mdats = [n for n, word in enumerate(words) if word.startswith("mdat")]
     share = -(-len(chunks) // max(len(mdats), 1))
@@ -437,69 +359,3 @@ def tiny_mp4(
 
     _, offsets = lay([0] * len(chunks))
     return lay(offsets)[0]
-
-
-# The two witnesses.
-
-
-class Driven(NamedTuple):
-    """What the parser made of a file, and the waves of ranges that it asked for."""
-
-    index: VideoIndex
-    waves: list[tuple[ByteRange, ...]]
-
-    @property
-    def requests(self) -> int:
-        return sum(len(wave) for wave in self.waves)
-
-    @property
-    def bytes(self) -> int:
-        return sum(r.size for wave in self.waves for r in wave)
-
-
-def drive(data: bytes, **options) -> Driven:
-    """Run the parser over ``data``: each wave gets exactly the bytes it asks for."""
-    steps = mp4_index.index_steps(Signature(len(data)), **options)
-    waves = []
-    try:
-        wave = next(steps)
-        while True:
-            assert all(0 <= r.start < r.stop <= len(data) for r in wave), f"asked outside the file: {wave}"
-            waves.append(wave)
-            # Bytes and views of them are both promised to work.
-            wave = steps.send(
-                [data[r.start : r.stop] if len(waves) % 2 else memoryview(data)[slice(*r)] for r in wave]
-            )
-    except StopIteration as stop:
-        return Driven(stop.value, waves)
-
-
-class Packet(NamedTuple):
-    """One packet of FFmpeg's demuxer."""
-
-    pts: int
-    dts: int
-    pos: int
-    size: int
-    key: bool
-    discard: bool
-
-
-def ffmpeg_packets(path: Path) -> list[Packet]:
-    """Return the packets of the best video stream as FFmpeg's demuxer gives them."""
-    with av.open(str(path)) as container:
-        stream = container.streams.best("video")
-        return [
-            Packet(p.pts, p.dts, p.pos, p.size, bool(p.is_keyframe), bool(p.is_discard))
-            for p in container.demux(stream)
-            if p.size
-        ]
-
-
-def ffmpeg_frame_pts(path: Path) -> list[int]:
-    """Return the pts of every frame of FFmpeg's full decode, one thread."""
-    with av.open(str(path), metadata_errors="ignore") as container:
-        stream = container.streams.best("video")
-        stream.thread_type = "NONE"
-        stream.codec_context.thread_count = 1
-        return [frame.pts for frame in container.decode(stream)]

@@ -1,0 +1,509 @@
+"""The command line: a thin skin over the library.
+
+Data goes to stdout (text, or JSON with ``--json``), progress and remarks to stderr. A library error is one
+line and an exit code, never a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from PIL import Image
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from fluxon_gop import __version__
+from fluxon_gop.batch_plan import BatchPlan
+from fluxon_gop.demo import run_demo
+from fluxon_gop.errors import (
+    FluxonGopError,
+    IndexMissingError,
+    IndexTableError,
+    InvalidRequestError,
+    StaleIndexError,
+)
+from fluxon_gop.index_build import Built, build_index, build_table, find_videos
+from fluxon_gop.index_table import Damaged, IndexTable
+from fluxon_gop.model import Verdict, VideoIndex
+from fluxon_gop.picture import sheet_of
+from fluxon_gop.pool import VideoReaderPool
+from fluxon_gop.ranges import Int64Array
+from fluxon_gop.reader import VideoReader
+from fluxon_gop.requests import VideoReadRequest
+from fluxon_gop.sources import open_source, uri_of
+
+EXIT_CODES = """\b
+Exit codes:
+  0  all right
+  1  some videos failed (build), or a read failed
+  2  bad usage"""
+BATCH = 128
+"""Frames that ``read`` holds in memory, and rows that ``index show`` looks up, at once."""
+
+_NAME = "fluxon-gop"
+_PLAIN: dict[str, Any] = {
+    "add_completion": False,
+    "no_args_is_help": True,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+}
+
+
+class Check(StrEnum):
+    """How a build checks the container's claims of where decoding may start."""
+
+    NONE = "none"
+    ENTRY_POINTS = "entry-points"
+
+
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+Frames = Annotated[
+    str,
+    typer.Option("--frames", metavar="NUMBERS", help="Numbers and start:stop[:step], with commas between."),
+]
+Table = Annotated[
+    str | None, typer.Option("--table", metavar="TABLE", help="Index table; without it indexes are built.")
+]
+
+
+def _example(*lines: str) -> str:
+    """Return an epilog that help prints line by line."""
+    return "\b\nExample:\n" + "\n".join(f"  {_NAME} {line}" for line in lines) + "\n\n" + EXIT_CODES
+
+
+app = typer.Typer(epilog=_example("demo", "index build videos/ --to index.lance"), **_PLAIN)
+index_app = typer.Typer(
+    help="Build index tables and look at them.",
+    epilog=_example("index build videos/ --to index.lance", "index show --table index.lance"),
+    **_PLAIN,
+)
+app.add_typer(index_app, name="index")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Exact video frames from remote storage, by planned byte ranges."""
+
+
+@index_app.command(
+    "build",
+    epilog=_example(
+        "index build videos/ 'more/*.mp4' https://host/clip.mp4 --to index.lance",
+        "index build videos/ --to index.arrow --json > outcomes.jsonl",
+    ),
+)
+def index_build(
+    src: Annotated[list[str], typer.Argument(metavar="SRC", help="Files, folders, globs, addresses.")],
+    to: Annotated[
+        str, typer.Option(metavar="TABLE", help="Lance data set, or Arrow file if it ends in .arrow.")
+    ],
+    check: Annotated[
+        Check, typer.Option(help="Prove where decoding may start, or take the container's word.")
+    ] = Check.ENTRY_POINTS,
+    as_json: Json = False,
+) -> None:
+    """Index videos into a table.
+
+    Files that have not changed since their row was built are skipped, failures listed at the end. With --json one line a video, as each is done, then a line with the sums.
+    """
+    videos = list(find_videos(src))
+    with IndexTable.open(to, create=True) as table, _progress("indexing", len(videos)) as advance:
+
+        def tell(built: Built) -> None:
+            advance()
+            if as_json:
+                _print_json(_outcome(built))
+
+        report = build_table(videos, table, check=check.value, progress=tell)
+    requests, nbytes = report.stats.total_requests, report.stats.total_bytes
+    if as_json:
+        sums = {"built": report.built, "skipped": report.skipped, "failed": len(report.failures)}
+        _print_json({"table": to, **sums, "requests": requests, "bytes": nbytes})
+    else:
+        for uri, error in report.failures:
+            _remark(f"failed: {type(error).__name__}: {_about(uri, error)}")
+        print(
+            f"{to}: {report.built} built, {report.skipped} skipped, {len(report.failures)} failed; "
+            f"{requests:,} requests, {nbytes:,} bytes"
+        )
+    if report.failures:
+        raise typer.Exit(1)
+
+
+@index_app.command(
+    "show",
+    epilog=_example(
+        "index show clip.mp4", "index show clip.mp4 --table index.lance", "index show --table index.lance"
+    ),
+)
+def index_show(
+    video: Annotated[str | None, typer.Argument(metavar="VIDEO", help="A path or address.")] = None,
+    table: Table = None,
+    as_json: Json = False,
+) -> None:
+    """Show the index of one video, or what a table holds."""
+    if video is None:
+        if table is None:
+            text = "give a VIDEO, a --table, or both"
+            raise typer.BadParameter(text)
+        with IndexTable.open(table) as opened:
+            _show(_table_facts(opened), as_json)
+    elif table is None:
+        _show(_facts(uri_of(video), build_index(video)), as_json)
+    else:
+        with IndexTable.open(table) as opened:
+            _show(_facts(uri_of(video), _row(opened, video)), as_json)
+
+
+@app.command(
+    epilog=_example(
+        "plan clip.mp4 --frames 0,8,16", "plan a.mp4 b.mp4 --frames 0:64:8 --table index.lance --json"
+    )
+)
+def plan(
+    video: Annotated[list[str], typer.Argument(metavar="VIDEO", help="Paths or addresses.")],
+    frames: Frames,
+    table: Table = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a read will cost, before it runs.
+
+    Waves, requests and bytes; of each video its path and the reason for it. Of a video without a row in the table, head and movie box are read to know.
+    """
+    numbers = _numbers(frames)
+    with _opened(table) as index, VideoReaderPool(len(video), index=index) as pool:
+        uris = list(dict.fromkeys(video))
+        no_frames = [VideoReadRequest(uri, []) for uri in uris]
+        bare = pool.explain(no_frames)
+        # Reading no frames gives each reader its index; the plan then rests on it.
+        pool.read_many(no_frames)
+        known = pool.explain([VideoReadRequest(uri, numbers) for uri in uris])
+    planned = tuple(
+        replace(after, note="; ".join(dict.fromkeys(filter(None, (before.note, after.note)))))
+        for before, after in zip(bare.videos, known.videos, strict=True)
+    )
+    whole = BatchPlan(planned, bare.waves)
+    if as_json:
+        _print_json(_plan_facts(whole))
+    else:
+        print(whole)
+
+
+@app.command(
+    epilog=_example(
+        "read clip.mp4 --frames 0,8,16 --out frames/",
+        "read https://host/clip.mp4 --frames 0:64:8 --sheet sheet.png --table index.lance",
+    )
+)
+def read(
+    video: Annotated[str, typer.Argument(metavar="VIDEO", help="A path or address.")],
+    frames: Frames,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="For frame_000012.png and so on. [default: .]")
+    ] = None,
+    sheet: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="One picture of all frames.")
+    ] = None,
+    height: Annotated[int | None, typer.Option(help="Of the pictures; with --width or neither.")] = None,
+    width: Annotated[int | None, typer.Option(help="Of the pictures; with --height or neither.")] = None,
+    table: Table = None,
+    as_json: Json = False,
+) -> None:
+    """Read exact frames into PNG files or a sheet."""
+    numbers = _numbers(frames)
+    folder = Path() if out is None and sheet is None else out
+    files: list[str] = []
+    with (
+        _opened(table) as index,
+        VideoReader.open(video, index=index, height=height, width=width) as reader,
+    ):
+
+        def pictures() -> Iterator[Any]:
+            for start in range(0, len(numbers), BATCH):
+                some = numbers[start : start + BATCH]
+                for number, picture in zip(some, reader.read_frames_numpy(some), strict=True):
+                    if folder is not None:
+                        files.append(_save(Image.fromarray(picture), folder / f"frame_{number:06}.png"))
+                    yield picture
+
+        if sheet is None:
+            for _ in pictures():
+                pass
+        else:
+            files.append(_save(sheet_of(reader.key, numbers, pictures()), sheet))
+        stats = reader.stats()
+    if as_json:
+        _print_json({"uri": reader.key, "frames": numbers, "files": files, "cost": stats.as_dict()})
+    else:
+        print("\n".join(files))
+        waves = sum(stats.waves.values())
+        _remark(f"{waves} waves, {stats.total_requests} requests, {stats.total_bytes:,} bytes")
+
+
+@app.command(epilog=_example("demo", "demo my.mp4 --latency-ms 100 --out demo-of-mine --json"))
+def demo(
+    file: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE", help="Local videos; none: four are made.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="For videos and pictures.")] = Path(
+        "fluxon-gop-demo"
+    ),
+    latency_ms: Annotated[float, typer.Option(help="Of each request to the local server.")] = 50.0,
+    as_json: Json = False,
+) -> None:
+    """Compare planned reads with plain PyAV.
+
+    Makes four videos, or takes FILEs, serves them with a latency, reads the same clips both ways, and holds
+    every frame against FFmpeg's full decode.
+    """
+    report = run_demo(file or [], out, latency_s=latency_ms / 1000, remark=_remark)
+    if as_json:
+        _print_json(report.as_dict())
+    else:
+        print(report)
+    if not report.exact:
+        raise typer.Exit(1)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code; see ``EXIT_CODES``."""
+    try:
+        typer.main.get_command(app)(args=argv, prog_name=_NAME)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except InvalidRequestError as error:
+        _remark(f"{type(error).__name__}: {_one_line(error)}")
+        return 2
+    except (FluxonGopError, OSError) as error:
+        _remark(f"{type(error).__name__}: {_one_line(error)}")
+        return 1
+    return 0
+
+
+# ------------------------------------------------------------------- what commands say
+
+
+def _outcome(built: Built) -> dict[str, Any]:
+    """Return one video's line of a build."""
+    index, error = built.index, built.error
+    return {
+        "uri": built.uri,
+        "status": "skipped" if built.skipped else "failed" if error else "built",
+        "frames": None if index is None or index.container_reason else index.num_frames,
+        "gops": None if index is None else len(_gop_lengths(index)),
+        "requests": built.stats.total_requests,
+        "bytes": built.stats.total_bytes,
+        "error": None if error is None else {"class": type(error).__name__, "message": _one_line(error)},
+    }
+
+
+def _facts(uri: str, index: VideoIndex) -> dict[str, Any]:
+    """Return what ``index show`` tells of one video."""
+    lengths = _gop_lengths(index)
+    verdicts = Counter(index.verdicts.tolist())
+    seconds = (index.end_ticks - int(index.frame_pts[0])) / index.timescale if index.num_frames else 0.0
+    return {
+        "uri": uri,
+        "codec": index.codec or index.fourcc,
+        "height": index.height,
+        "width": index.width,
+        "frames": index.num_frames,
+        "frames_certain": index.container_reason is None,
+        "seconds": round(seconds, 6),
+        "fps": round(index.average_fps, 6),
+        "gops": {
+            "count": len(lengths),
+            "min": int(lengths.min()) if len(lengths) else 0,
+            "median": float(np.median(lengths)) if len(lengths) else 0.0,
+            "max": int(lengths.max()) if len(lengths) else 0,
+        },
+        "key_samples": {
+            "proven": verdicts[Verdict.PROVEN] + verdicts[Verdict.PROVEN_TRAILING],
+            "unchecked": verdicts[Verdict.UNCHECKED],
+            "refused": verdicts[Verdict.REFUSED],
+        },
+        "path": "packet" if index.container_reason is None else "container",
+        "reason": index.container_reason,
+        "index_bytes": index.nbytes,
+    }
+
+
+def _gop_lengths(index: VideoIndex) -> Int64Array:
+    """Return the samples of each GOP: an entry point up to the next one; the stream's start is one."""
+    first, stop = index.stream
+    later = index.key_samples[(index.verdicts != Verdict.REFUSED) & (index.key_samples > first)]
+    entries = np.concatenate(([first], later[later < stop]))
+    return np.diff(np.append(entries, stop)) if stop > first else np.zeros(0, np.int64)
+
+
+def _row(table: IndexTable, video: str) -> VideoIndex:
+    """Return the table's index of a video, held against the file's version."""
+    source = open_source(video)
+    try:
+        row = table.lookup([source.name])[0]
+        if row is None:
+            text = f"{table.uri}: no row for {source.name}; add it with: {_NAME} index build"
+            raise IndexMissingError(text, key=source.name)
+        if not isinstance(row, VideoIndex):
+            what = "is damaged" if isinstance(row, Damaged) else "has the container's claims only"
+            text = f"{table.uri}: the row of {source.name} {what}; build it again"
+            raise IndexTableError(text, key=source.name)
+        if not row.signature.fits(source.signature):
+            text = (
+                f"{table.uri}: the row of {source.name} is of another version of the file; build it again"
+            )
+            raise StaleIndexError(text, key=source.name)
+        return row
+    finally:
+        source.close()
+
+
+def _table_facts(table: IndexTable) -> dict[str, Any]:
+    """Return what ``index show`` tells of a table."""
+    keys = table.keys()
+    paths, reasons, frames = Counter[str](), Counter[str](), 0
+    for start in range(0, len(keys), BATCH):
+        for row in table.lookup(keys[start : start + BATCH]):
+            if not isinstance(row, VideoIndex):
+                paths["damaged" if isinstance(row, Damaged) else "claims only"] += 1
+                continue
+            frames += row.num_frames
+            paths["packet" if row.container_reason is None else "container"] += 1
+            if row.container_reason is not None:
+                reasons[row.container_reason] += 1
+    return {
+        "table": table.uri,
+        "rows": len(keys),
+        "frames": frames,
+        "paths": {path: {"rows": n, "share": round(n / len(keys), 4)} for path, n in paths.most_common()},
+        "reasons": dict(reasons.most_common()),
+    }
+
+
+def _plan_facts(plan: BatchPlan) -> dict[str, Any]:
+    return {
+        "waves": plan.waves,
+        "requests": plan.requests,
+        "bytes": plan.nbytes,
+        "over_read": round(plan.over_read, 4),
+        "videos": [
+            {
+                "uri": video.name,
+                "frames": video.frames,
+                "path": video.plan.path.value if video.plan else None,
+                "note": video.note or None,
+                "requests": video.requests,
+                "bytes": video.nbytes,
+                "ranges": [list(r) for r in video.plan.ranges] if video.plan else [],
+            }
+            for video in plan.videos
+        ],
+    }
+
+
+# ------------------------------------------------------------------- helpers
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the frame numbers that ``0,8,16`` or ``0:64:8`` name, each once, in the order given."""
+    numbers: dict[int, None] = {}
+    for part in text.split(","):
+        try:
+            pieces = [int(piece) for piece in part.split(":")]
+        except ValueError:
+            pieces = []
+        if not 1 <= len(pieces) <= 3 or min(pieces) < 0 or 0 in pieces[2:]:
+            said = f"{part!r} names no frames: want numbers like 0,8,16 or a range like 0:64:8"
+            raise typer.BadParameter(said, param_hint="--frames")
+        numbers |= dict.fromkeys(range(*pieces) if len(pieces) > 1 else pieces)
+    if not numbers:
+        said = f"{text!r} names no frames"
+        raise typer.BadParameter(said, param_hint="--frames")
+    return list(numbers)
+
+
+@contextmanager
+def _opened(table: str | None) -> Iterator[IndexTable | None]:
+    if table is None:
+        yield None
+        return
+    with IndexTable.open(table) as opened:
+        yield opened
+
+
+@contextmanager
+def _progress(title: str, total: int) -> Iterator[Any]:
+    """Give a function to call after each step; draws only where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    # Redirected, what is printed to stdout would come out on stderr.
+    with Progress(
+        *columns, console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False
+    ) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda: progress.advance(task)
+
+
+def _save(image: Image.Image, path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, format="PNG")
+    return str(path)
+
+
+def _show(facts: dict[str, Any], as_json: bool) -> None:
+    """Print facts as JSON, or a line each."""
+    if as_json:
+        _print_json(facts)
+        return
+    for name, value in facts.items():
+        shown = value
+        if isinstance(value, dict):
+            shown = ", ".join(f"{key} {_words(item)}" for key, item in value.items()) or "-"
+        print(f"{name.replace('_', ' ') + ':':16}{_words(shown)}")
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{value['rows']} ({value['share']:.0%})"
+    if value is None or isinstance(value, bool):
+        return "-" if value is None else "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _about(uri: str, error: FluxonGopError) -> str:
+    text = _one_line(error)
+    return text if text.startswith(uri) else f"{uri}: {text}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def _remark(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

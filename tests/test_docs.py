@@ -1,0 +1,75 @@
+"""What the documents show works: each Python block and each command is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fluxon_gop as fg
+from tests.conftest import ROOT
+from tests.media import RECIPES, make
+
+PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "evidence" not in p.parts)]
+BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch):
+    """Commands first, then the Python blocks in order, in a folder with a few videos."""
+    (tmp_path / "videos").mkdir()
+    for name in ("a", "b"):
+        make(tmp_path / "videos" / f"{name}.mp4", RECIPES["bframes"])
+    monkeypatch.chdir(tmp_path)
+    blocks = BLOCK.findall(page.read_text())
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for kind, text in blocks:
+        for line in text.splitlines() if kind == "bash" else ():
+            # Installing is what CI does before it runs this test.
+            if line.startswith("fluxon-gop"):
+                subprocess.run(shlex.split(line), check=True, capture_output=True, env={**os.environ, "PATH": path})
+    names: dict[str, object] = {}
+    for kind, text in blocks:
+        if kind == "python":
+            exec(compile(text, str(page), "exec"), names)  # noqa: S102 - that is the test
+
+
+def test_links_between_pages_lead_somewhere():
+    """Each relative link of a page names a file that is there."""
+    missing = [
+        f"{page.name}: {target}"
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert [] == missing
+
+
+def test_the_pages_of_errors_name_every_class():
+    """docs/errors.md has a row for each error that the package exports."""
+    text = (ROOT / "docs" / "errors.md").read_text()
+    errors = [n for n in fg.__all__ if n.endswith("Error") and n != "FluxonGopError"]
+    assert [] == [name for name in errors if f"`{name}`" not in text]
+
+
+def test_readme_has_the_two_commands():
+    """The marked commands are what .ci/run and a new user run."""
+    text = (ROOT / "README.md").read_text()
+    assert 1 == text.count("<!-- demo command -->") == text.count("<!-- test command -->")
+
+
+def test_no_page_names_this_machine():
+    """Committed text names no absolute path of a workplace."""
+    tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
+    words = ("/wo" + "rk/", "/ro" + "ot/", "/tm" + "p/")
+    named = [
+        name
+        for name in tracked
+        if name.endswith((".md", ".py", ".toml", "run")) and any(w in (ROOT / name).read_text() for w in words)
+    ]
+    assert [] == named
