@@ -478,10 +478,14 @@ def _show(facts: dict[str, Any], as_json: bool) -> None:
         _print_json(facts)
         return
     for name, value in facts.items():
-        shown = value
-        if isinstance(value, dict):
-            shown = ", ".join(f"{key} {_words(item)}" for key, item in value.items()) or "-"
-        print(f"{name.replace('_', ' ') + ':':16}{_words(shown)}")
+        shown = [value]
+        if name == "reasons":
+            shown = [f"{count} x {reason}" for reason, count in value.items()] or [None]
+        elif isinstance(value, dict):
+            shown = [", ".join(f"{key} {_words(item)}" for key, item in value.items()) or "-"]
+        for number, line in enumerate(shown):
+            head = "" if number else f"{name.replace('_', ' ')}:"
+            print(f"{head:16}{_words(line)}")
 
 
 def _words(value: Any) -> str:

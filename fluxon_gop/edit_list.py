@@ -67,7 +67,7 @@ def apply(
         movie_timescale: movie ticks a second.
     """
     empty = sum(
-        _rescale(edit.duration, timescale, movie_timescale) for edit in edits if edit.media_time < 0
+        rescale(edit.duration, timescale, movie_timescale) for edit in edits if edit.media_time < 0
     )
     real = [edit for edit in edits if edit.media_time >= 0]
     count = len(dts)
@@ -75,7 +75,7 @@ def apply(
         # Only empty edits: FFmpeg's index ends up without entries.
         return Edited(ByteRange(0, 0), np.zeros(0, np.int64), empty)
     begin = real[0].media_time
-    end = begin + _rescale(real[0].duration, timescale, movie_timescale)
+    end = begin + rescale(real[0].duration, timescale, movie_timescale)
     cts = dts if offsets is None else dts + offsets
     is_key = np.zeros(count, dtype=bool)
     is_key[keys] = True
@@ -118,6 +118,6 @@ def _correction(pts: Int64Array, empty: int) -> int:
     return max(0, int(rest.min())) if len(rest) else 0
 
 
-def _rescale(ticks: int, to: int, source: int) -> int:
+def rescale(ticks: int, to: int, source: int) -> int:
     """Return ``ticks`` in another timescale, rounded to nearest, halves up, capped as FFmpeg's."""
     return min((ticks * to + source // 2) // source, _INT64_MAX)

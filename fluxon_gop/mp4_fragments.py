@@ -73,7 +73,9 @@ def walk(
         if extra and not tail_asked:
             mfra = _mfra_range(bytes(data[-1]), start, size)
         elif extra:
-            cursors |= {place: place for place in _tfra_places(memoryview(data[-1])) if start < place < size}
+            cursors |= {
+                place: place for place in _tfra_places(memoryview(data[-1])) if start < place < size
+            }
             mfra = None
         tail_asked = True
 
@@ -207,7 +209,15 @@ class _Defaults(NamedTuple):
 
 
 def read_fragments(
-    moofs: list[Box], moov: Box, track_id: int, *, time_offset: int, track_end: int, last_dts: int | None, shift: int
+    moofs: list[Box],
+    moov: Box,
+    track_id: int,
+    *,
+    file_size: int,
+    time_offset: int,
+    track_end: int,
+    last_dts: int | None,
+    shift: int,
 ) -> Fragments:
     """Return the samples of ``track_id`` in all moofs. O(samples), vectorised within a run.
 
@@ -215,6 +225,7 @@ def read_fragments(
         moofs: in file order.
         moov: for the trex defaults.
         track_id: of tkhd.
+        file_size: bounds a run whose samples have one size and no table.
         time_offset: what FFmpeg takes off every decode time (the edit list's start less its empty edits).
         track_end: where the movie box's own samples end.
         last_dts: decode time of the movie box's last sample as FFmpeg indexes it, None without one.
@@ -243,9 +254,10 @@ def read_fragments(
                     tfdt = box.unpack("Q" if box.unpack("B")[0] else "I", 4)[0]
                 elif box.kind == "trun":
                     if header is None:
-                        raise box.error("trun before tfhd")
+                        text = "a run of samples (trun) stands before the fragment's header (tfhd)"
+                        raise box.error(text)
                     number, base, defaults = header
-                    run = _trun(box, defaults)
+                    run = _trun(box, defaults, file_size)
                     with_offset = run.data_offset is not None
                     if number == track_id and not (with_offset or first_run):
                         trouble = trouble or "a run of samples without an offset of its own"
@@ -286,7 +298,9 @@ def read_fragments(
                         trouble = trouble or "a later fragment has a larger negative composition offset"
     if not runs:
         none = np.zeros(0, np.int64)
-        return Fragments(none, none, none, none, none, none.astype(bool), none.astype(bool), none, shift, trouble)
+        return Fragments(
+            none, none, none, none, none, none.astype(bool), none.astype(bool), none, shift, trouble
+        )
     columns = [np.concatenate(column) for column in zip(*runs, strict=True)]
     return Fragments(*columns, shift, trouble)
 
@@ -336,7 +350,7 @@ class _Run(NamedTuple):
     composition: Int64Array
 
 
-def _trun(box: Box, defaults: _Defaults) -> _Run:
+def _trun(box: Box, defaults: _Defaults, file_size: int) -> _Run:
     """Return one run of samples, defaults filled in. Clause 8.8.8."""
     flags, count = box.unpack("II")
     at, data_offset, first_flags = 8, None, None
@@ -352,10 +366,15 @@ def _trun(box: Box, defaults: _Defaults) -> _Run:
     if count * width > len(rows):
         text = f"says {count} samples of {width} bytes, the box holds {len(rows)} bytes of them"
         raise box.error(text)
+    if not present[1] and count * max(defaults.size, 1) > file_size:
+        text = f"says {count} samples of {defaults.size} bytes, the file has {file_size} bytes"
+        raise box.error(text)
     if count > MAX_SAMPLES:
         text = f"{box.path} at byte {box.offset}: {count} samples; this parser indexes up to {MAX_SAMPLES}"
         raise UnsupportedMp4Error(text, count=count)
-    table = np.frombuffer(rows[: count * width], ">u4").astype(np.int64).reshape(count, -1) if width else None
+    table = (
+        np.frombuffer(rows[: count * width], ">u4").astype(np.int64).reshape(count, -1) if width else None
+    )
     columns: list[Int64Array] = []
     column = 0
     for here, default in zip(present, (defaults.duration, defaults.size, defaults.flags, 0), strict=True):

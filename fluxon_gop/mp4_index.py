@@ -13,21 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fluxon_gop import edit_list, entry_points, sample_entries
+from fluxon_gop import entry_points, sample_entries
 from fluxon_gop.errors import BoxError, NotMp4Error, TruncatedMp4Error, UnsupportedMp4Error
-from fluxon_gop.model import IDENTITY_MATRIX, SampleEntry, Signature, Verdict, VideoIndex
-from fluxon_gop.mp4_boxes import (
-    HEADER_BYTES,
-    Box,
-    child,
-    children,
-    edits,
-    need_child,
-    parse_header,
-    sample_sizes,
-)
+from fluxon_gop.model import SampleEntry, Signature, Verdict, VideoIndex
+from fluxon_gop.mp4_boxes import HEADER_BYTES, Box, child, need_child, parse_header
+from fluxon_gop.mp4_fragments import walk
+from fluxon_gop.mp4_tracks import Track, choose, display_matrix, movie_header, video_tracks
 from fluxon_gop.ranges import ByteRange
-from fluxon_gop.sample_tables import SampleTables
+from fluxon_gop.track_samples import TrackSamples, read_samples
 
 HEAD_BYTES = 64 * 1024
 """First read of a cold file: holds the whole movie box of a short faststart file."""
@@ -70,8 +63,17 @@ def index_steps(
     found = yield from _try_hint(hint, signature.size)
     if found is None:
         found = yield from _find_moov(signature.size)
-    moov_range, moov, fragmented = found
-    index = _parse_moov(moov, moov_range, signature, stream_index=stream_index, fragmented=fragmented)
+    moov = Box("moov", found.body, 0, len(found.body), "moov", found.range.stop - len(found.body))
+    if child(moov, "cmov") is not None:
+        text = "the movie box is compressed (cmov): it is read by FFmpeg's demuxer"
+        raise UnsupportedMp4Error(text)
+    track = choose(list(video_tracks(moov, signature.size)), stream_index)
+    sample_entries.refuse_encrypted(track.entries)
+    moofs: list[Box] = []
+    if child(moov, "mvex") is not None:
+        chain = yield from walk(found.range.stop, signature.size, found.behind)
+        moofs = [top.box for top in chain if top.kind == "moof" and top.box is not None]
+    index = _assemble(moov, found, signature, track, moofs)
     if check and index.container_reason is None:
         unchecked = np.flatnonzero(index.verdicts == Verdict.UNCHECKED)
         samples = index.key_samples[unchecked]
@@ -83,7 +85,13 @@ def index_steps(
     return index
 
 
-_Found = tuple[ByteRange, memoryview, bool]
+class _Found(NamedTuple):
+    """The movie box: its range, its body, what is held behind it, and whether a fragment came before it."""
+
+    range: ByteRange
+    body: memoryview
+    behind: memoryview
+    late: bool
 
 
 def _try_hint(
@@ -96,11 +104,13 @@ def _try_hint(
     kind, header, box_size = parse_header(data)
     if kind != "moov" or not header < box_size <= hint.size:
         return None
-    return ByteRange(hint.start, hint.start + box_size), memoryview(data)[header:box_size], False
+    body = memoryview(data)
+    moov = ByteRange(hint.start, hint.start + box_size)
+    return _Found(moov, body[header:box_size], body[box_size:], late=False)
 
 
 def _find_moov(size: int) -> Generator[Wave, list[bytes | memoryview], _Found]:
-    """Hop from box to box to the movie box and return (its range, its bytes, moofs seen before it)."""
+    """Hop from box to box to the movie box."""
     if size < 8:
         text = f"the file has {size} bytes: too few for any box"
         raise NotMp4Error(text)
@@ -124,7 +134,7 @@ def _find_moov(size: int) -> Generator[Wave, list[bytes | memoryview], _Found]:
         if kind == "moov":
             moov_range = ByteRange(at, stop)
             body = yield from _read_moov(moov_range, size, start, held)
-            return moov_range, body[header:], fragmented
+            return _Found(moov_range, body[header:], held[stop - start :], fragmented)
         at = stop
     text = f"no movie box (moov) in {size} bytes"
     raise (
@@ -149,88 +159,37 @@ def _read_moov(
     return memoryview(b"".join((have, rest)))
 
 
-class _Track(NamedTuple):
-    """What choosing among the video tracks needs."""
-
-    number: int
-    trak: Box
-    stbl: Box
-    timescale: int
-    entries: list[Box]
-    enabled: bool
-    samples: int
-    bytes: int
-    duration: int
-
-    @property
-    def rank(self) -> tuple[int, int, float, int]:
-        """FFmpeg's order of preference: default flag, a few frames, bit rate, frames."""
-        rate = self.bytes * self.timescale / self.duration if self.duration else 0.0
-        return (self.enabled, min(self.samples, 5), rate, self.samples)
-
-
-def _parse_moov(
-    body: memoryview,
-    moov_range: ByteRange,
-    signature: Signature,
-    *,
-    stream_index: int | None,
-    fragmented: bool,
-) -> VideoIndex:
-    moov = Box("moov", body, 0, len(body), "moov", moov_range.stop - len(body))
-    if child(moov, "cmov") is not None:
-        text = "the movie box is compressed (cmov): it is read by FFmpeg's demuxer"
-        raise UnsupportedMp4Error(text)
-    fragmented = fragmented or child(moov, "mvex") is not None
-    movie_timescale, movie_matrix = _mvhd(moov)
-    track = _choose(list(_video_tracks(moov, signature.size)), stream_index)
-    sample_entries.refuse_encrypted(track.entries)
+def _assemble(moov: Box, found: _Found, signature: Signature, track: Track, moofs: list[Box]) -> VideoIndex:
     entries = tuple(sample_entries.parse_entry(box) for box in track.entries)
-    tables = SampleTables.read(track.stbl, signature.size)
-    reason = _first_reason(
-        "the file is fragmented (mvex)" if fragmented else None,
-        _entry_reason(entries, tables, track),
-        tables.reason(signature.size),
-    )
-    listed = edits(track.trak)
-    shown = edit_list.whole(len(tables.size))
-    if listed and len(tables.size):
-        complication = edit_list.complication(listed)
-        if movie_timescale == 0:
-            complication = "the movie has no timescale"
-        reason = _first_reason(reason, complication)
-        if reason is None:
-            shown = edit_list.apply(
-                listed,
-                tables.dts,
-                tables.composition,
-                tables.keys,
-                timescale=track.timescale,
-                movie_timescale=movie_timescale,
-            )
+    movie_timescale, movie_matrix = movie_header(moov)
+    samples = read_samples(moov, track, moofs, movie_timescale, signature.size)
     picture = entry_points.picture_size(entries[0]) if entries else None
     width, height = picture or ((entries[0].width, entries[0].height) if entries else (0, 0))
-    keys = np.union1d(tables.keys, [shown.stream.start]) if len(tables.size) else tables.keys
+    keys = np.union1d(samples.keys, [samples.stream.start]) if len(samples.size) else samples.keys
     return VideoIndex(
         signature=signature,
-        moov_range=moov_range,
+        moov_range=found.range,
         stream_index=track.number,
         timescale=track.timescale,
         entries=entries,
         width=width,
         height=height,
-        matrix=_matrix(track.trak, movie_matrix),
-        sample_offset=tables.offset,
-        sample_size=tables.size,
-        sample_pts=tables.pts + shown.shift,
-        sample_dts=tables.dts + shown.shift - tables.decode_shift,
-        sample_entry=tables.entry,
-        hidden=shown.hidden,
-        stream=shown.stream,
+        matrix=display_matrix(track.trak, movie_matrix),
+        sample_offset=samples.offset,
+        sample_size=samples.size,
+        sample_pts=samples.pts,
+        sample_dts=samples.dts,
+        sample_entry=samples.entry,
+        hidden=samples.hidden,
+        stream=samples.stream,
         key_samples=keys,
         verdicts=np.full(len(keys), Verdict.UNCHECKED, np.uint8),
-        last_duration=tables.last_duration,
-        container_reason=reason,
+        last_duration=samples.last_duration,
+        container_reason=_first_reason(
+            "a fragment stands before the movie box" if found.late else None,
+            _entry_reason(entries, samples, track),
+            samples.reason(signature.size),
+        ),
     )
 
 
@@ -238,73 +197,7 @@ def _first_reason(*reasons: str | None) -> str | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _mvhd(moov: Box) -> tuple[int, tuple[int, ...]]:
-    """Return the movie's timescale and matrix. Clause 8.2.2."""
-    box = need_child(moov, "mvhd")
-    wide = box.unpack("B")[0] == 1
-    (timescale,) = box.unpack("I", 20 if wide else 12)
-    return timescale, box.unpack("9i", 48 if wide else 36)
-
-
-def _matrix(trak: Box, movie: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the track's matrix times the movie's, the display matrix. Clauses 8.3.2, 6.2.2."""
-    box = child(trak, "tkhd")
-    if box is None:
-        return IDENTITY_MATRIX
-    track = box.unpack("9i", 52 if box.unpack("B")[0] == 1 else 40)
-    if movie == IDENTITY_MATRIX:
-        return track
-    shifts = (16, 16, 30)
-    return tuple(
-        sum((track[3 * i + e] * movie[3 * e + j]) >> shifts[e] for e in range(3))
-        for i in range(3)
-        for j in range(3)
-    )
-
-
-def _video_tracks(moov: Box, file_size: int) -> Generator[_Track, None, None]:
-    for number, trak in enumerate(box for box in children(moov) if box.kind == "trak"):
-        mdia = child(trak, "mdia")
-        handler = mdia and child(mdia, "hdlr")
-        if mdia is None or handler is None or bytes(handler.body[8:12]) != b"vide":
-            continue
-        stbl = need_child(mdia, "minf", "stbl")
-        entries = sample_entries.parse_entries(need_child(stbl, "stsd"))
-        header = need_child(mdia, "mdhd")
-        timescale, duration = (
-            header.unpack("IQ", 20) if header.unpack("B")[0] == 1 else header.unpack("II", 12)
-        )
-        flags = child(trak, "tkhd")
-        sizes = sample_sizes(stbl, file_size)
-        yield _Track(
-            number,
-            trak,
-            stbl,
-            timescale,
-            entries,
-            flags is not None and bool(flags.unpack("I")[0] & 1),
-            len(sizes),
-            int(sizes.sum()),
-            duration,
-        )
-
-
-def _choose(tracks: list[_Track], stream_index: int | None) -> _Track:
-    """Return the asked track, or the one that FFmpeg calls best."""
-    if not tracks:
-        text = "the movie box has no video track"
-        raise UnsupportedMp4Error(text)
-    if stream_index is None:
-        return max(tracks, key=lambda track: track.rank)
-    for track in tracks:
-        if track.number == stream_index:
-            return track
-    have = [track.number for track in tracks]
-    text = f"stream {stream_index} is no video track: the file's video tracks are {have}"
-    raise UnsupportedMp4Error(text, stream_index=stream_index)
-
-
-def _entry_reason(entries: tuple[SampleEntry, ...], tables: SampleTables, track: _Track) -> str | None:
+def _entry_reason(entries: tuple[SampleEntry, ...], samples: TrackSamples, track: Track) -> str | None:
     if not entries:
         text = f"{track.stbl.path}/stsd: no sample entries"
         raise BoxError(text, path=track.stbl.path, offset=track.stbl.offset)
@@ -317,6 +210,6 @@ def _entry_reason(entries: tuple[SampleEntry, ...], tables: SampleTables, track:
         return f"{len(entries)} sample entries: the decoder's configuration changes"
     if not entries[0].codec:
         return f"no packets are cut of {sample_entries.describe(entries[0].fourcc)}"
-    if len(tables.entry) and int(tables.entry.max()) >= len(entries):
-        return "a chunk names a sample entry that does not exist"
+    if len(samples.entry) and int(samples.entry.max()) >= len(entries):
+        return "a sample names a sample entry that does not exist"
     return entry_points.unsuitable(entries[0])

@@ -83,6 +83,11 @@ def contact_sheet(strips: Iterable[Strip], *, columns: int = 8, cell_width: int 
     return sheet
 
 
+def sheet_of(title: str, numbers: Sequence[int], pictures: Iterable[UInt8Array]) -> Image.Image:
+    """Return the contact sheet of frames of one video, labelled with their numbers."""
+    return contact_sheet([Strip(title, ((str(n), p) for n, p in zip(numbers, pictures, strict=True)))])
+
+
 def plan_picture(plan: BatchPlan, indexes: Mapping[str, VideoIndex]) -> Image.Image:
     """Return the picture of a plan: a bar a file, as long as the file is large, its fetched ranges coloured.
 
@@ -96,10 +101,11 @@ def plan_picture(plan: BatchPlan, indexes: Mapping[str, VideoIndex]) -> Image.Im
     draw = ImageDraw.Draw(image)
     frames = sum(video.frames for video in plan.videos)
     sizes = [index.signature.size for v in plan.videos if (index := indexes.get(v.name))]
-    draw.text((MARGIN, 18), f"{frames} frames of {len(plan.videos)} videos", INK, _font(22))
-    waves = f"{plan.waves} wave{'s' if plan.waves != 1 else ''}"
+    draw.text(
+        (MARGIN, 18), f"{_count(frames, 'frame')} of {_count(len(plan.videos), 'video')}", INK, _font(22)
+    )
     totals = (
-        f"{waves}   ·   {plan.requests} requests   ·   {plan.nbytes:,} of {sum(sizes):,} bytes "
+        f"{_count(plan.waves, 'wave')}   ·   {_count(plan.requests, 'request')}   ·   {plan.nbytes:,} of {sum(sizes):,} bytes "
         f"({_share(plan.nbytes, sum(sizes))})   ·   {plan.over_read:.2f} of what is needed"
     )
     draw.text((MARGIN, 50), totals, FAINT, _font(15))
@@ -126,7 +132,7 @@ def _draw_video(
 ) -> None:
     """Draw one video's line of text and its bar."""
     full = PLAN_WIDTH - 2 * MARGIN
-    cost = f"{video.frames} frames   {video.requests} requests   {video.nbytes:,} bytes"
+    cost = f"{_count(video.frames, 'frame')}   {_count(video.requests, 'request')}   {video.nbytes:,} bytes"
     if index is not None:
         cost += f" of {index.signature.size:,} ({_share(video.nbytes, index.signature.size)})"
     draw.text((PLAN_WIDTH - MARGIN, top), cost, FAINT, _font(14), anchor="ra")
@@ -175,6 +181,5 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
-def sheet_of(title: str, numbers: Sequence[int], pictures: Iterable[UInt8Array]) -> Image.Image:
-    """Return the contact sheet of frames of one video, labelled with their numbers."""
-    return contact_sheet([Strip(title, ((str(n), p) for n, p in zip(numbers, pictures, strict=True)))])
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -92,21 +92,3 @@ class SampleTables(NamedTuple):
             shift,
             trouble,
         )
-
-    def reason(self, file_size: int) -> str | None:
-        """Return why what FFmpeg shows of these samples is not certain, None where it is."""
-        if self.trouble is not None:
-            return self.trouble
-        if not len(self.size):
-            return "the track has no samples"
-        if int(self.size.min()) == 0:
-            return "a sample has no bytes"
-        if int(self.size.max()) >= 1 << 30:
-            return f"a sample of {int(self.size.max())} bytes"
-        end = int((self.offset + self.size).max())
-        if end > file_size:
-            return f"the file is cut: samples reach to byte {end}, the file ends at {file_size}"
-        pts = np.sort(self.pts)
-        if bool(np.any(pts[1:] == pts[:-1])):
-            return "two samples have one presentation time"
-        return None
