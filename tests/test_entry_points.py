@@ -172,7 +172,7 @@ def test_vp9_needs_a_key_frame(profile, head, expected):
     [
         ("avc3", AVC, lengths(b"\x06" + bytes(50), *IN_BAND_AVC, avc_slice(5, filler=40)), 88),
         ("hev1", HEVC, lengths(b"\x4e\x01" + bytes(50), *IN_BAND_HEVC, hevc_slice(19)), 146),
-        ("av01", b"", obu(2, b"") + obu(5, bytes(60)) + av1_sequence() + av1_frame(0), 70),
+        ("av01", b"", obu(2, b"") + obu(5, bytes(60)) + av1_sequence() + av1_frame(0), 71),
         ("vp09", b"", vp9_frame(), 1),
     ],
     ids=["avc3", "hev1", "av01", "vp09"],

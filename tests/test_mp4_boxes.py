@@ -345,7 +345,15 @@ def test_an_empty_run_does_not_shift():
 
 @pytest.mark.parametrize(
     ("numbers", "samples", "keys"),
-    [([1, 5], 9, [0, 4]), ([1, 9, 10, 4000000000], 9, [0, 8]), ([5, 1, 5], 9, [0, 4]), ([], 0, [])],
+    [
+        ([1, 5], 9, [0, 4]),
+        ([1, 9, 10, 4000000000], 9, [0, 8]),
+        ([1, 5, 3, 7], 9, [0, 4]),
+        ([1, 1, 5], 9, [0]),
+        ([5, 1], 9, [4]),
+        ([0, 5], 9, [0, 5]),
+        ([], 0, []),
+    ],
 )
 def test_stss_numbers_become_samples(numbers, samples, keys):
     """Stss is 1-based in the file and 0-based here, sorted, without repeats or samples that do not exist."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import av
+import pytest
 
 from fluxon_gop import mp4_index
 from fluxon_gop.model import Signature, VideoIndex
@@ -44,6 +45,12 @@ def drive(data: bytes, **options) -> Driven:
             )
     except StopIteration as stop:
         return Driven(stop.value, waves)
+
+
+def starve(monkeypatch: pytest.MonkeyPatch, head: int = 16, tail: int = 16) -> None:
+    """Make the parser's first reads tiny, so that it asks for all that it needs piece by piece."""
+    monkeypatch.setattr(mp4_index, "HEAD_BYTES", head)
+    monkeypatch.setattr(mp4_index, "TAIL_BYTES", tail)
 
 
 class Packet(NamedTuple):
