@@ -59,7 +59,7 @@ class BatchPlan:
         """Return one line for the batch and one a video."""
         lines = [
             (
-                f"{len(self.videos)} videos: {self.waves} wave(s), {self.requests} requests, "
+                f"{_count(len(self.videos), 'video')}: {_count(self.waves, 'wave')}, {_count(self.requests, 'request')}, "
                 f"{self.nbytes:,} bytes, {self.over_read:.2f} of what is needed"
             )
         ]
@@ -67,7 +67,11 @@ class BatchPlan:
             path = video.plan.path.value if video.plan else "index first"
             note = f" ({video.note})" if video.note else ""
             lines.append(
-                f"  {video.name}: {video.frames} frames, {path}{note}, "
-                f"{video.requests} requests, {video.nbytes:,} bytes"
+                f"  {video.name}: {_count(video.frames, 'frame')}, {path}{note}, "
+                f"{_count(video.requests, 'request')}, {video.nbytes:,} bytes"
             )
         return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from PIL import Image
 from rich.console import Console
@@ -25,22 +23,15 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from fluxon_gop import __version__
 from fluxon_gop.batch_plan import BatchPlan
 from fluxon_gop.demo import run_demo
-from fluxon_gop.errors import (
-    FluxonGopError,
-    IndexMissingError,
-    IndexTableError,
-    InvalidRequestError,
-    StaleIndexError,
-)
+from fluxon_gop.errors import FluxonGopError, InvalidRequestError
+from fluxon_gop.facts import one_line, outcome, plan_facts, row_of, table_facts, video_facts
 from fluxon_gop.index_build import Built, build_index, build_table, find_videos
-from fluxon_gop.index_table import Damaged, IndexTable
-from fluxon_gop.model import Verdict, VideoIndex
+from fluxon_gop.index_table import IndexTable
 from fluxon_gop.picture import sheet_of
 from fluxon_gop.pool import VideoReaderPool
-from fluxon_gop.ranges import Int64Array
 from fluxon_gop.reader import VideoReader
 from fluxon_gop.requests import VideoReadRequest
-from fluxon_gop.sources import open_source, uri_of
+from fluxon_gop.sources import uri_of
 
 EXIT_CODES = """\b
 Exit codes:
@@ -48,7 +39,7 @@ Exit codes:
   1  some videos failed (build), or a read failed
   2  bad usage"""
 BATCH = 128
-"""Frames that ``read`` holds in memory, and rows that ``index show`` looks up, at once."""
+"""Frames that ``read`` holds in memory at once."""
 
 _NAME = "fluxon-gop"
 _PLAIN: dict[str, Any] = {
@@ -64,6 +55,7 @@ class Check(StrEnum):
 
     NONE = "none"
     ENTRY_POINTS = "entry-points"
+    DECODE = "decode"
 
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
@@ -132,7 +124,7 @@ def index_build(
         def tell(built: Built) -> None:
             advance()
             if as_json:
-                _print_json(_outcome(built))
+                _print_json(outcome(built))
 
         report = build_table(videos, table, check=check.value, progress=tell)
     requests, nbytes = report.stats.total_requests, report.stats.total_bytes
@@ -167,12 +159,12 @@ def index_show(
             text = "give a VIDEO, a --table, or both"
             raise typer.BadParameter(text)
         with IndexTable.open(table) as opened:
-            _show(_table_facts(opened), as_json)
+            _show(table_facts(opened), as_json)
     elif table is None:
-        _show(_facts(uri_of(video), build_index(video)), as_json)
+        _show(video_facts(uri_of(video), build_index(video)), as_json)
     else:
         with IndexTable.open(table) as opened:
-            _show(_facts(uri_of(video), _row(opened, video)), as_json)
+            _show(video_facts(uri_of(video), row_of(opened, video)), as_json)
 
 
 @app.command(
@@ -204,7 +196,7 @@ def plan(
     )
     whole = BatchPlan(planned, bare.waves)
     if as_json:
-        _print_json(_plan_facts(whole))
+        _print_json(plan_facts(whole))
     else:
         print(whole)
 
@@ -292,133 +284,12 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except InvalidRequestError as error:
-        _remark(f"{type(error).__name__}: {_one_line(error)}")
+        _remark(f"{type(error).__name__}: {one_line(error)}")
         return 2
     except (FluxonGopError, OSError) as error:
-        _remark(f"{type(error).__name__}: {_one_line(error)}")
+        _remark(f"{type(error).__name__}: {one_line(error)}")
         return 1
     return 0
-
-
-# ------------------------------------------------------------------- what commands say
-
-
-def _outcome(built: Built) -> dict[str, Any]:
-    """Return one video's line of a build."""
-    index, error = built.index, built.error
-    return {
-        "uri": built.uri,
-        "status": "skipped" if built.skipped else "failed" if error else "built",
-        "frames": None if index is None or index.container_reason else index.num_frames,
-        "gops": None if index is None else len(_gop_lengths(index)),
-        "requests": built.stats.total_requests,
-        "bytes": built.stats.total_bytes,
-        "error": None if error is None else {"class": type(error).__name__, "message": _one_line(error)},
-    }
-
-
-def _facts(uri: str, index: VideoIndex) -> dict[str, Any]:
-    """Return what ``index show`` tells of one video."""
-    lengths = _gop_lengths(index)
-    verdicts = Counter(index.verdicts.tolist())
-    seconds = (index.end_ticks - int(index.frame_pts[0])) / index.timescale if index.num_frames else 0.0
-    return {
-        "uri": uri,
-        "codec": index.codec or index.fourcc,
-        "height": index.height,
-        "width": index.width,
-        "frames": index.num_frames,
-        "frames_certain": index.container_reason is None,
-        "seconds": round(seconds, 6),
-        "fps": round(index.average_fps, 6),
-        "gops": {
-            "count": len(lengths),
-            "min": int(lengths.min()) if len(lengths) else 0,
-            "median": float(np.median(lengths)) if len(lengths) else 0.0,
-            "max": int(lengths.max()) if len(lengths) else 0,
-        },
-        "key_samples": {
-            "proven": verdicts[Verdict.PROVEN] + verdicts[Verdict.PROVEN_TRAILING],
-            "unchecked": verdicts[Verdict.UNCHECKED],
-            "refused": verdicts[Verdict.REFUSED],
-        },
-        "path": "packet" if index.container_reason is None else "container",
-        "reason": index.container_reason,
-        "index_bytes": index.nbytes,
-    }
-
-
-def _gop_lengths(index: VideoIndex) -> Int64Array:
-    """Return the samples of each GOP: an entry point up to the next one; the stream's start is one."""
-    first, stop = index.stream
-    later = index.key_samples[(index.verdicts != Verdict.REFUSED) & (index.key_samples > first)]
-    entries = np.concatenate(([first], later[later < stop]))
-    return np.diff(np.append(entries, stop)) if stop > first else np.zeros(0, np.int64)
-
-
-def _row(table: IndexTable, video: str) -> VideoIndex:
-    """Return the table's index of a video, held against the file's version."""
-    source = open_source(video)
-    try:
-        row = table.lookup([source.name])[0]
-        if row is None:
-            text = f"{table.uri}: no row for {source.name}; add it with: {_NAME} index build"
-            raise IndexMissingError(text, key=source.name)
-        if not isinstance(row, VideoIndex):
-            what = "is damaged" if isinstance(row, Damaged) else "has the container's claims only"
-            text = f"{table.uri}: the row of {source.name} {what}; build it again"
-            raise IndexTableError(text, key=source.name)
-        if not row.signature.fits(source.signature):
-            text = (
-                f"{table.uri}: the row of {source.name} is of another version of the file; build it again"
-            )
-            raise StaleIndexError(text, key=source.name)
-        return row
-    finally:
-        source.close()
-
-
-def _table_facts(table: IndexTable) -> dict[str, Any]:
-    """Return what ``index show`` tells of a table."""
-    keys = table.keys()
-    paths, reasons, frames = Counter[str](), Counter[str](), 0
-    for start in range(0, len(keys), BATCH):
-        for row in table.lookup(keys[start : start + BATCH]):
-            if not isinstance(row, VideoIndex):
-                paths["damaged" if isinstance(row, Damaged) else "claims only"] += 1
-                continue
-            frames += row.num_frames
-            paths["packet" if row.container_reason is None else "container"] += 1
-            if row.container_reason is not None:
-                reasons[row.container_reason] += 1
-    return {
-        "table": table.uri,
-        "rows": len(keys),
-        "frames": frames,
-        "paths": {path: {"rows": n, "share": round(n / len(keys), 4)} for path, n in paths.most_common()},
-        "reasons": dict(reasons.most_common()),
-    }
-
-
-def _plan_facts(plan: BatchPlan) -> dict[str, Any]:
-    return {
-        "waves": plan.waves,
-        "requests": plan.requests,
-        "bytes": plan.nbytes,
-        "over_read": round(plan.over_read, 4),
-        "videos": [
-            {
-                "uri": video.name,
-                "frames": video.frames,
-                "path": video.plan.path.value if video.plan else None,
-                "note": video.note or None,
-                "requests": video.requests,
-                "bytes": video.nbytes,
-                "ranges": [list(r) for r in video.plan.ranges] if video.plan else [],
-            }
-            for video in plan.videos
-        ],
-    }
 
 
 # ------------------------------------------------------------------- helpers
@@ -497,12 +368,8 @@ def _words(value: Any) -> str:
 
 
 def _about(uri: str, error: FluxonGopError) -> str:
-    text = _one_line(error)
+    text = one_line(error)
     return text if text.startswith(uri) else f"{uri}: {text}"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 def _print_json(value: dict[str, Any]) -> None:

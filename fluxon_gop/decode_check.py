@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import av
 import numpy as np
@@ -58,7 +58,8 @@ class GopFinding(NamedTuple):
         return Verdict.PROVEN_TRAILING if self.leading_only else Verdict.REFUSED
 
 
-class DecodeCheck(NamedTuple):
+@dataclass(frozen=True)
+class DecodeCheck:
     """The findings of one file."""
 
     index: VideoIndex
@@ -87,7 +88,7 @@ def check_by_decoding(index: VideoIndex, source: RangeSource, stats: ReadStats) 
     try:
         codec = way.start(_EVERYTHING, SparseBuffer(source, stats))
         codec.copy_opaque = True
-        packets = []
+        packets: list[Packet] = []
         for packet in _until_damage(way.packets(_EVERYTHING)):
             if packet.size:
                 packet.opaque = len(packets)
@@ -137,7 +138,7 @@ def _decode(codec: av.VideoCodecContext, packets: Sequence[Packet]) -> tuple[lis
         except av.error.FFmpegError:
             refused += 1
             continue
-        pictures.extend(_Picture(int(frame.opaque), _digest(frame)) for frame in frames)
+        pictures.extend(_Picture(cast("int", frame.opaque), _digest(frame)) for frame in frames)
     return pictures, refused
 
 
@@ -162,7 +163,8 @@ def _compare(
     different = [number for number in expected if number in got and got[number] != expected[number]]
     first = packets[0].pts
     leading = first is not None and all(
-        (pts := packets[number - start].pts) is not None and pts < first for number in (*missing, *different)
+        (pts := packets[number - start].pts) is not None and pts < first
+        for number in (*missing, *different)
     )
     return GopFinding(key, len(expected), len(missing), len(different), refused, leading)
 
@@ -183,7 +185,10 @@ def _lift_reason(
     """Return the index without its reason for the container path where the packet path proves exact."""
     if index.container_reason is None or not index.codec or len(index.entries) != 1:
         return index
-    if index.num_frames != len(digests) or int((index.sample_offset + index.sample_size).max()) > index.signature.size:
+    if (
+        index.num_frames != len(digests)
+        or int((index.sample_offset + index.sample_size).max()) > index.signature.size
+    ):
         return index
     lifted = replace(index, container_reason=None)
     jobs = VideoJobs(source, lifted, None, Choices(apply_rotation=False))
@@ -193,7 +198,9 @@ def _lift_reason(
             pictures = run_one(jobs.read(frames, stats), stats)
             if pictures.failures or jobs.index is not lifted:
                 return index
-            if [_hash(picture.tobytes()) for picture in pictures.array] != digests[start : start + len(frames)]:
+            if [_hash(picture.tobytes()) for picture in pictures.array] != digests[
+                start : start + len(frames)
+            ]:
                 return index
     except FluxonGopError:
         return index

@@ -66,9 +66,7 @@ def apply(
         timescale: media ticks a second.
         movie_timescale: movie ticks a second.
     """
-    empty = sum(
-        rescale(edit.duration, timescale, movie_timescale) for edit in edits if edit.media_time < 0
-    )
+    empty = sum(rescale(edit.duration, timescale, movie_timescale) for edit in edits if edit.media_time < 0)
     real = [edit for edit in edits if edit.media_time >= 0]
     count = len(dts)
     if not real:

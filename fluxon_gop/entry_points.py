@@ -31,15 +31,17 @@ from fluxon_gop.ranges import ByteRange, Int64Array
 
 PROBE_BYTES = 1024
 """Read of each key sample: its parameter sets and the head of its first slice."""
-FIRST_PROBE_BYTES = 4096
-"""Read of the first sample, where encoders put a long user-data SEI."""
+LONG_PROBE_BYTES = 4096
+"""Read of the first sample, and of all where parameter sets come in band: a user-data SEI may stand first."""
 _NO_IN_BAND_SETS = frozenset({"avc1", "hvc1"})
 
 
 def probe_range(index: VideoIndex, sample: int) -> ByteRange:
     """Return the first bytes of a sample, as many as the check wants."""
     start, size = int(index.sample_offset[sample]), int(index.sample_size[sample])
-    want = FIRST_PROBE_BYTES if sample == index.stream.start else PROBE_BYTES
+    # Encoders that repeat parameter sets repeat their long user-data SEI with them.
+    long = sample == index.stream.start or index.fourcc in {"avc3", "hev1"}
+    want = LONG_PROBE_BYTES if long else PROBE_BYTES
     return ByteRange(start, start + min(size, want))
 
 

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fluxon_gop.decode_check import check_by_decoding
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError
 from fluxon_gop.index_job import index_job
 from fluxon_gop.index_table import IndexTable
@@ -26,7 +27,7 @@ SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".3gp", ".3g2", ".m4s", ".avif"})
 """Files of a folder that are taken for videos; a file named itself is taken whatever its suffix."""
 BATCH = 64
 """Videos indexed side by side, and rows of one commit."""
-CHECKS = ("none", "entry-points")
+CHECKS = ("none", "entry-points", "decode")
 
 
 def build_index(
@@ -44,7 +45,8 @@ def build_index(
         uri: a path, ``file://``, ``http(s)://``, or a RangeSource.
         stream_index: the track (its place among the file's), None for FFmpeg's best video stream.
         storage_options: for the source.
-        check: "entry-points", or "none" to leave the container's claims unchecked.
+        check: "entry-points"; "decode" to decode the whole file and each GOP alone (reads all its bytes);
+            "none" to leave the container's claims unchecked.
 
     Raises:
         SourceError: the file cannot be read.
@@ -56,7 +58,9 @@ def build_index(
     source = open_source(uri, storage_options)
     stats = ReadStats()
     try:
-        return run_one(index_job(source, stats, stream_index=stream_index, check=check != "none"), stats)
+        job = index_job(source, stats, stream_index=stream_index, check=check != "none")
+        index = run_one(job, stats)
+        return check_by_decoding(index, source, stats).index if check == "decode" else index
     finally:
         if source is not uri:
             source.close()
@@ -178,7 +182,13 @@ def _build_batch(
             if failure is not None and not isinstance(failure, FluxonGopError):
                 raise failure
             n = outcome.number
-            yield Built(sources[n].name, outcome.value, failure, stats[n])
+            index = outcome.value
+            if index is not None and check == "decode":
+                try:
+                    index = check_by_decoding(index, sources[n], stats[n]).index
+                except FluxonGopError as error:
+                    index, failure = None, error
+            yield Built(sources[n].name, index, failure, stats[n])
     finally:
         for source in sources:
             source.close()

@@ -6,7 +6,7 @@ entry points one more wave of small ranges.
 
 from __future__ import annotations
 
-from fluxon_gop.errors import SourceError
+from fluxon_gop.errors import Mp4Error, SourceError
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.mp4_index import HEAD_BYTES, index_steps
 from fluxon_gop.plan import GAP_BYTES
@@ -50,6 +50,7 @@ def index_job(
         (data,) = yield Wave(WaveKind.HEAD_MOOV, source, (ByteRange(0, HEAD_BYTES),), head=True)
         held.insert(0, data)
     steps = index_steps(source.signature, stream_index=stream_index, check=check, hint=hint)
+    name = source.name
     try:
         ranges = next(steps)
         while True:
@@ -67,3 +68,8 @@ def index_job(
     except StopIteration as stop:
         index: VideoIndex = stop.value
         return index
+    except Mp4Error as error:
+        # The parser does not know whose bytes it parses.
+        numbers = {**error.numbers, "source": name, "reason": error.message}
+        text = f"{name}: {error.message}"
+        raise type(error)(text, **numbers) from error

@@ -303,11 +303,11 @@ class VideoIndex:
             first, last = np.searchsorted(self.pts_seconds, [float(start), float(stop)], side="left")
         return range(int(first), max(int(first), int(last)))
 
-    def check_frames(self, frames: Int64Array) -> None:
-        """Raise FrameIndexError for the first frame number beyond the end."""
+    def check_frames(self, frames: Int64Array, name: str) -> None:
+        """Raise FrameIndexError, in the name of the video, for the first frame number beyond the end."""
         beyond = frames[frames >= self.num_frames]
         if len(beyond):
-            raise beyond_the_end(int(beyond[0]), self.num_frames)
+            raise beyond_the_end(name, int(beyond[0]), self.num_frames)
 
     def with_verdicts(self, samples: Int64Array, verdicts: npt.NDArray[np.uint8]) -> VideoIndex:
         """Return a copy in which these key samples have these verdicts.
@@ -333,7 +333,7 @@ class VideoIndex:
         return None
 
 
-def beyond_the_end(index: int, length: int) -> FrameIndexError:
+def beyond_the_end(name: str, index: int, length: int) -> FrameIndexError:
     """Return the error for a frame number beyond the end."""
-    text = f"frame {index} is beyond the end: the video has {length} frames (0 to {length - 1})"
-    return FrameIndexError(text, index=index, length=length)
+    text = f"{name}: frame {index} is beyond the end: the video has {length} frames (0 to {length - 1})"
+    return FrameIndexError(text, source=name, index=index, length=length)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -232,7 +232,7 @@ def read_fragments(
         shift: largest negative composition offset of the movie box's samples.
     """
     trex = _trex(moov, track_id)
-    runs: list[tuple[Int64Array, ...]] = []
+    runs: list[tuple[Any, ...]] = []
     trouble = None if trex is not None else "a fragmented track without trex defaults"
     end, total = track_end, 0
     first_shift: int | None = None
@@ -302,7 +302,8 @@ def read_fragments(
             none, none, none, none, none, none.astype(bool), none.astype(bool), none, shift, trouble
         )
     columns = [np.concatenate(column) for column in zip(*runs, strict=True)]
-    return Fragments(*columns, shift, trouble)
+    offset, size, dts, composition, duration, key, hidden, entry = columns
+    return Fragments(offset, size, dts, composition, duration, key, hidden, entry, shift, trouble)
 
 
 NON_SYNC = 0x00010000

@@ -156,8 +156,8 @@ class VideoReaderPool:
             self._look_up_rows([reader for _, reader in leased])
             for (_, reader), members in zip(leased, groups.values(), strict=True):
                 frames = np.unique(np.concatenate([requests[m].frames for m in members]))
-                index = reader.use_row()
-                plan = None if index is None else reader.plan(frames)
+                reader.use_row()
+                plan = reader.plan(frames) if reader.has_index_or_reason else None
                 note = (plan.reason or "") if plan else "no row: head and movie box first"
                 videos.append(PlannedVideo(reader.source.name, len(frames), plan, note))
                 waves = waves if plan else 3

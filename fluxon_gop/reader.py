@@ -254,6 +254,11 @@ class VideoReader:
         """Whether a row of the table would be of use."""
         return self._table is not None and self._video is None and self._row is None
 
+    @property
+    def has_index_or_reason(self) -> bool:
+        """Whether a plan can be made without IO."""
+        return self._video is not None
+
     def accept_row(self, row: Row, stats: ReadStats) -> None:
         """Take what the table holds of this video."""
         stats.damaged_rows += isinstance(row, Damaged)
@@ -335,7 +340,7 @@ class VideoReader:
         except Mp4Error as error:
             if isinstance(error, UnsupportedMp4Error) and stream is not None:
                 raise
-            no_index = error.message
+            no_index = error.numbers["reason"]
         self._video = VideoJobs(self._source, index, no_index, self._choices)
         self._built_here = True
 

@@ -110,14 +110,14 @@ class VideoJobs:
         """Return the plan of ``frames`` by the index at hand; no IO."""
         if self._uses_packets():
             assert self.index is not None
-            self.index.check_frames(frames)
+            self.index.check_frames(frames, self._source.name)
             return plan_packets(self.index, frames)
         if self.index is None:
             reason = self._no_index or "no index yet"
             return VideoPlan(Path.CONTAINER, (), (), 0, reason=reason, counted=True)
         reason = self.index.container_reason or "asked for"
         if self.index.container_reason is None:
-            self.index.check_frames(frames)
+            self.index.check_frames(frames, self._source.name)
         return plan_container(self.index, frames, reason)
 
     def _packet_job(self, frames: Int64Array, stats: ReadStats) -> Job[FrameSet | None]:
@@ -236,7 +236,7 @@ class VideoJobs:
                 failures = self._failures(tuple(missing))
             else:
                 self._counted_frames = length
-                failures = {frame: beyond_the_end(frame, length) for frame in missing}
+                failures = {frame: beyond_the_end(self._source.name, frame, length) for frame in missing}
         if canvas is None:
             height, width = self._choices.size or (0, 0)
             canvas = Canvas(len(frames), height, width, Orientation())

@@ -102,7 +102,7 @@ def test_explain_reads_no_video(media, server, tmp_path):
             plan = pool.explain([fg.VideoReadRequest(url, [3, 30]) for url in urls.values()])
     assert [] == server.requests
     text = str(plan)
-    assert "4 videos: 3 wave(s)" in text
+    assert "4 videos: 3 waves" in text
     assert "no packets are cut of mp4v (MPEG-4 part 2)" in text
     assert "no row: head and movie box first" in text
     assert plan.over_read >= 1.0
