@@ -18,7 +18,7 @@ import numpy as np
 
 from fluxon_gop.errors import FluxonGopError
 from fluxon_gop.model import Verdict, VideoIndex
-from fluxon_gop.packets import DemuxedPackets, Packet
+from fluxon_gop.packets import DemuxedPackets, Packet, open_decoder
 from fluxon_gop.plan import Span
 from fluxon_gop.prefetch import run_one
 from fluxon_gop.ranges import Int64Array
@@ -100,8 +100,7 @@ def check_by_decoding(index: VideoIndex, source: RangeSource, stats: ReadStats) 
         findings = []
         claims = [number for number, place in enumerate(places) if place in set(index.key_samples.tolist())]
         for start, stop in zip(claims, [*claims[1:], len(packets)], strict=True):
-            # One decoder for all, as a reader has it: what one GOP leaves behind must not hurt the next.
-            codec.flush_buffers()
+            codec = _decoder_of_a_reader(index, codec)
             alone, refused = _decode(codec, packets[start:stop])
             findings.append(_compare(places[start], packets[start:stop], start, alone, refused, wanted))
     finally:
@@ -116,6 +115,20 @@ def check_by_decoding(index: VideoIndex, source: RangeSource, stats: ReadStats) 
             checked = _renumber(checked, [place for place, _ in shown])
             checked = _lift_reason(checked, source, [picture.digest for picture in full], stats)
     return DecodeCheck(checked, tuple(findings), len(full), damaged)
+
+
+def _decoder_of_a_reader(index: VideoIndex, codec: av.VideoCodecContext) -> av.VideoCodecContext:
+    """Return a decoder in the state in which a reader starts a GOP.
+
+    One for all, flushed, so that what one GOP leaves behind may hurt the next; a fresh one where parameter
+    sets may come in band.
+    """
+    if len(index.entries) == 1 and index.fourcc in {"avc3", "hev1"}:
+        codec = open_decoder(index, 1)
+        codec.copy_opaque = True
+    else:
+        codec.flush_buffers()
+    return codec
 
 
 def _until_damage(packets: Iterator[Packet]) -> Iterator[Packet]:

@@ -18,12 +18,19 @@ RECIPES = {
     "allintra": Recipe(options={"preset": "ultrafast", "g": "1"}),
     "longgop": Recipe(options={"preset": "ultrafast", "g": "100000", "sc_threshold": "0"}),
     "opengop": Recipe(
-        options={"preset": "veryfast", "x264-params": "open-gop=1:keyint=12:min-keyint=12:scenecut=0:bframes=3"}
+        options={
+            "preset": "veryfast",
+            "x264-params": "open-gop=1:keyint=12:min-keyint=12:scenecut=0:bframes=3",
+        }
     ),
     "hevc": Recipe(
-        codec="libx265", tag="hvc1", options={"preset": "ultrafast", "x265-params": "keyint=12:log-level=none"}
+        codec="libx265",
+        tag="hvc1",
+        options={"preset": "ultrafast", "x265-params": "keyint=12:log-level=none"},
     ),
-    "hev1": Recipe(codec="libx265", options={"preset": "ultrafast", "x265-params": "keyint=12:log-level=none"}),
+    "hev1": Recipe(
+        codec="libx265", options={"preset": "ultrafast", "x265-params": "keyint=12:log-level=none"}
+    ),
     "vp9": Recipe(codec="libvpx-vp9", options={"g": "12", "cpu-used": "8", "deadline": "realtime"}),
     "av1": Recipe(codec="libsvtav1", options={"g": "12", "preset": "12", "svtav1-params": "lp=1"}),
     "mpeg4": Recipe(codec="mpeg4", options={"g": "12", "bf": "2"}),
@@ -35,7 +42,9 @@ RECIPES = {
 }
 
 
-def make(path: Path, recipe: Recipe, count: int = 60, width: int = 128, height: int = 96, times=None) -> Path:
+def make(
+    path: Path, recipe: Recipe, count: int = 60, width: int = 128, height: int = 96, times=None
+) -> Path:
     """Write ``count`` test pictures by ``recipe`` and return the path."""
     write_video(path, (numbered_picture(n, width, height) for n in range(count)), recipe, times=times)
     return path

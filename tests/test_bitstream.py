@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxon_gop import bitstream, entry_points
@@ -144,6 +144,7 @@ def test_an_unsuitable_record_is_named(fourcc, config, reason):
 # Bits
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(st.tuples(st.just("u"), st.integers(1, 40)), st.sampled_from([("ue", 0), ("se", 0)])),

@@ -32,7 +32,9 @@ def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch):
         for line in text.splitlines() if kind == "bash" else ():
             # Installing is what CI does before it runs this test.
             if line.startswith("fluxon-gop"):
-                subprocess.run(shlex.split(line), check=True, capture_output=True, env={**os.environ, "PATH": path})
+                subprocess.run(
+                    shlex.split(line), check=True, capture_output=True, env={**os.environ, "PATH": path}
+                )
     names: dict[str, object] = {}
     for kind, text in blocks:
         if kind == "python":
@@ -57,6 +59,13 @@ def test_the_pages_of_errors_name_every_class():
     assert [] == [name for name in errors if f"`{name}`" not in text]
 
 
+def test_the_page_of_commands_is_what_the_commands_say():
+    """docs/cli.md is made from the help texts and is not stale."""
+    subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "gen_cli_docs.py"), "--check"], check=True, cwd=ROOT
+    )
+
+
 def test_readme_has_the_two_commands():
     """The marked commands are what .ci/run and a new user run."""
     text = (ROOT / "README.md").read_text()
@@ -70,6 +79,7 @@ def test_no_page_names_this_machine():
     named = [
         name
         for name in tracked
-        if name.endswith((".md", ".py", ".toml", "run")) and any(w in (ROOT / name).read_text() for w in words)
+        if name.endswith((".md", ".py", ".toml", "run"))
+        and any(w in (ROOT / name).read_text() for w in words)
     ]
     assert [] == named

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxon_gop import index_rows
@@ -153,6 +153,7 @@ def test_frames_between_are_those_whose_time_lies_in_the_half_open_window(start,
     assert VFR.frames_between(start, stop) == frames
 
 
+@settings(deadline=None)
 @given(st.fractions(-1, 12), st.fractions(-1, 12))
 def test_frames_between_fractions_agree_with_arithmetic(start, stop):
     """With Fractions the window is exact at 30000/1001 frames a second."""
@@ -193,11 +194,11 @@ def test_samples_outside_the_stream_are_no_frames():
 
 def test_a_frame_beyond_the_end_is_named():
     """check_frames raises with the first number beyond the end and the length."""
-    CFR.check_frames(np.array([0, 99]))
+    CFR.check_frames(np.array([0, 99]), "a.mp4")
     with pytest.raises(
-        FrameIndexError, match=r"frame 100 is beyond the end: the video has 100 frames \(0 to 99\)"
+        FrameIndexError, match=r"a\.mp4: frame 100 is beyond the end: the video has 100 frames \(0 to 99\)"
     ) as caught:
-        CFR.check_frames(np.array([3, 100, 101]))
+        CFR.check_frames(np.array([3, 100, 101]), "a.mp4")
     assert (caught.value.index, caught.value.length) == (100, 100)
 
 
@@ -381,6 +382,7 @@ def any_index(draw) -> VideoIndex:
     )
 
 
+@settings(deadline=None)
 @given(any_index(), st.text(min_size=1) | st.tuples(st.text(), st.text(min_size=1)))
 def test_a_row_is_the_index(index, key):
     """encode() and rows_of() and decode() give back the same index, field by field."""
@@ -390,6 +392,7 @@ def test_a_row_is_the_index(index, key):
     assert row["frame_count"] == (None if index.container_reason is not None else index.num_frames)
 
 
+@settings(deadline=None)
 @given(any_index(), st.sampled_from([f.name for f in index_rows.SCHEMA if f.name != "row_checksum"]))
 def test_a_changed_column_is_found(index, name):
     """A row with any column changed fails its checksum."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxon_gop import mp4_boxes
@@ -138,6 +138,7 @@ def test_fields_that_the_box_does_not_hold_are_named():
 # Sizes
 
 
+@settings(deadline=None)
 @given(SIZES)
 def test_stsz_gives_each_size(sizes):
     """Stsz holds 32 bits a sample."""
@@ -146,6 +147,7 @@ def test_stsz_gives_each_size(sizes):
     assert (found.dtype, found.tolist()) == (np.int64, sizes)
 
 
+@settings(deadline=None)
 @given(SIZES, st.sampled_from([4, 8, 16]))
 def test_stz2_gives_each_size(sizes, width):
     """stz2 holds 4, 8 or 16 bits a sample, an odd count of halves included."""
@@ -287,6 +289,7 @@ def test_stsc_that_contradicts_itself_is_named(entries, message):
         sample_chunks(stbl(boxes.stsc(entries)), 3, 12)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.integers(0, 60))
 def test_stsc_counts_add_up(counts, samples):
     """The counts of the chunks add up to the samples, or to what the chunks hold."""
@@ -298,6 +301,7 @@ def test_stsc_counts_add_up(counts, samples):
 # Times and keys
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=30), st.integers(0, 40))
 def test_runs_become_one_value_a_sample(values, samples):
     """Ctts runs are spread as far as there are samples; both versions are signed."""

@@ -33,7 +33,8 @@ from tests.test_model import assert_same
 from tests.witnesses import drive
 
 SECONDS = 2.0
-MEMORY = 64 << 20
+MEMORY = 128 << 20
+"""A million samples that no table backs cost a hundred bytes each; more are refused."""
 TREX = box(b"mvex", full_box(b"trex", 0, 0, u32(1, 1, 512, 100, 0)))
 MOVIE = tiny_mp4(made(0), layout="ftyp moov", other_traks=(b"", TREX))
 """A file's head that announces fragments of track 1, each sample of 100 bytes and 512 ticks."""
@@ -111,6 +112,19 @@ def test_runs_of_another_track_cost_no_more_than_their_bytes():
     assert_harmless(MOVIE + moof(*runs, track=2, flags=0x020010, fields=u32(1)) + bytes(1 << 20))
 
 
+@pytest.mark.timeout(60)
+def test_a_million_claimed_keys_are_not_all_checked():
+    """Where every sample is called a key, the check's wave is bounded; the rest is checked when it is read."""
+    media, count = made(1, 1), 1 << 20
+    packet = media.packets[0]
+    data = tiny_mp4(media, swap=_one_size(count, len(packet))) + packet * (count - 1)
+    assert drive(data).index.num_samples == count
+    checked, seconds = outcome(lambda: drive(data, check=True).index)
+    assert isinstance(checked, VideoIndex)
+    assert checked.container_reason is None
+    assert seconds < SECONDS
+
+
 # Numbers beyond 64 bits
 
 
@@ -133,6 +147,15 @@ def test_a_fragment_beyond_any_file_overflows_nothing(base):
     explicit = moof(long, flags=0x01, fields=u64(base))
     follow = b"".join(moof(long, flags=0) for _ in range(40))
     assert_harmless(MOVIE + explicit + follow)
+
+
+@pytest.mark.parametrize("flags", [0x000, 0x200, 0xF00, 0x004])
+def test_a_run_of_no_samples_adds_none(flags):
+    """A run that says no samples is passed over, whatever columns it announces."""
+    data = MOVIE + moof(trun(0, flags=flags, rows=u32(0)), trun(3, 100)) + bytes(900)
+    result = assert_harmless(data)
+    assert isinstance(result, VideoIndex)
+    assert result.num_samples == 3
 
 
 def test_a_matrix_product_stays_what_a_row_can_hold():

@@ -167,7 +167,7 @@ def test_the_check_adds_one_wave_of_small_ranges(layout):
     assert checked.waves[:-1] == plain.waves
     assert len(checked.waves[-1]) == len(checked.index.key_samples)
     assert plain.bytes <= HEAD_BYTES + plain.index.moov_range.size
-    small = entry_points.FIRST_PROBE_BYTES + 2 * entry_points.PROBE_BYTES
+    small = entry_points.LONG_PROBE_BYTES + 2 * entry_points.PROBE_BYTES
     assert checked.bytes <= plain.bytes + small
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxon_gop.ranges import ByteRange, as_array, as_ranges, merge, split, subtract, total_bytes
@@ -31,6 +31,7 @@ def runs(held: set[int], gap: int = 0) -> list[tuple[int, int]]:
     return [(start, stop) for start, stop in found]
 
 
+@settings(deadline=None)
 @given(RANGES, st.integers(0, 9))
 def test_merge_is_the_union_of_bytes(ranges, gap):
     """merge() gives the stretches of the union, sorted and disjoint, joined across holes up to the gap."""
@@ -40,6 +41,7 @@ def test_merge_is_the_union_of_bytes(ranges, gap):
     assert np.array_equal(kept, before), "the caller's array was changed"
 
 
+@settings(deadline=None)
 @given(RANGES, RANGES)
 def test_subtract_is_the_difference_of_bytes(ranges, held):
     """subtract() gives the stretches of what is wanted and not held."""
@@ -50,6 +52,7 @@ def test_subtract_is_the_difference_of_bytes(ranges, held):
     assert total_bytes(missing) == len(covered(missing.tolist())), "a byte would be fetched twice"
 
 
+@settings(deadline=None)
 @given(RANGES, st.integers(1, 7))
 def test_split_keeps_every_byte_in_small_pieces(ranges, most):
     """split() gives the same bytes in order, no piece over the limit, near equal within one range."""

@@ -352,6 +352,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in merged.values():
             self.send_header(name, value)
+        if self.close_connection:
+            # Said to a client that asked for it: FFmpeg would go on with the dead connection.
+            self.send_header("Connection", "close")
 
     def _send(self, body: BinaryIO, total: int, record: Callable[[int], None]) -> None:
         """Send the staged headers and the body; record before the last piece, which ends them."""
