@@ -111,6 +111,14 @@ def sample_nals(data: memoryview, length_size: int, sample_size: int) -> Iterato
         at += size
 
 
+def nals_fill(data: memoryview, length_size: int) -> bool:
+    """Return whether NAL units with their lengths fill the sample exactly, as ISO/IEC 14496-15 demands."""
+    at, end = 0, len(data)
+    while at + length_size < end:
+        at += length_size + int.from_bytes(data[at : at + length_size])
+    return at == end
+
+
 class AvcSps(NamedTuple):
     """What is used of an H.264 sequence parameter set. Clause 7.3.2.1.1."""
 

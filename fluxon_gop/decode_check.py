@@ -54,8 +54,8 @@ class GopFinding(NamedTuple):
     def verdict(self) -> Verdict:
         """What the key sample is worth as an entry point."""
         if not self.missing and not self.mismatching:
-            return Verdict.PROVEN
-        return Verdict.PROVEN_TRAILING if self.leading_only else Verdict.REFUSED
+            return Verdict.DECODED
+        return Verdict.DECODED_TRAILING if self.leading_only else Verdict.REFUSED
 
 
 @dataclass(frozen=True)

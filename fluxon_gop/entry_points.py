@@ -84,6 +84,30 @@ def unsuitable(entry: SampleEntry) -> str | None:
     return None
 
 
+def length_size(entry: SampleEntry) -> int:
+    """Return the bytes of a NAL unit's length field, 0 where samples are no NAL units."""
+    try:
+        if entry.codec == "h264":
+            return avc_record(entry.config).length_size
+        if entry.codec == "hevc":
+            return hevc_record(entry.config).length_size
+    except (BitsExhausted, IndexError):
+        return 0
+    return 0
+
+
+def contradicts(index: VideoIndex, sample: int, head: memoryview) -> bool:
+    """Return whether a sample's first bytes contradict that the index calls it a proven entry point."""
+    at = int(np.searchsorted(index.key_samples, sample))
+    claimed = (
+        int(index.verdicts[at]) if at < len(index.key_samples) and index.key_samples[at] == sample else 0
+    )
+    if claimed not in {Verdict.PROVEN, Verdict.PROVEN_TRAILING}:
+        return False
+    found = int(judge(index, np.array([sample]), [head])[0])
+    return found not in {claimed, Verdict.UNCHECKED}
+
+
 def picture_size(entry: SampleEntry) -> tuple[int, int] | None:
     """Return (width, height) of the decoded picture from the configuration record, None without it."""
     try:

@@ -52,6 +52,10 @@ class Verdict(IntEnum):
     """Frames shown at or after it decode exactly; its leading frames need an earlier entry (CRA, BLA)."""
     REFUSED = 3
     """Not proven: decoding starts at an earlier entry point."""
+    DECODED = 4
+    """As PROVEN, by decoding the GOP alone; the sample's first bytes need not tell."""
+    DECODED_TRAILING = 5
+    """As PROVEN_TRAILING, by decoding the GOP alone."""
 
 
 class Colour(NamedTuple):
@@ -302,6 +306,11 @@ class VideoIndex:
         else:
             first, last = np.searchsorted(self.pts_seconds, [float(start), float(stop)], side="left")
         return range(int(first), max(int(first), int(last)))
+
+    def same_samples(self, other: VideoIndex) -> bool:
+        """Return whether both name the same samples, shown at the same times."""
+        names = ("sample_offset", "sample_size", "sample_pts", "frame_sample", "key_samples")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def check_frames(self, frames: Int64Array, name: str) -> None:
         """Raise FrameIndexError, in the name of the video, for the first frame number beyond the end."""

@@ -20,6 +20,8 @@ from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from fluxon_gop.bitstream import nals_fill
+from fluxon_gop.entry_points import length_size
 from fluxon_gop.errors import DecodeError, FluxonGopError
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.plan import Span
@@ -34,6 +36,10 @@ else:
 
 class OrderMismatchError(Exception):
     """Packets or pictures come in another order than the index says: it is not certain."""
+
+
+class RowMismatchError(Exception):
+    """The bytes are not the samples that the index names: it is of another file, or damaged."""
 
 
 class Way(Protocol):
@@ -59,9 +65,18 @@ class Way(Protocol):
 class CutPackets:
     """The packet path: slices of the fetched bytes, numbered by sample."""
 
-    def __init__(self, index: VideoIndex, num_threads: int) -> None:
-        """Take an index that allows cutting packets."""
+    def __init__(self, index: VideoIndex, num_threads: int, *, verify: bool = False) -> None:
+        """Take an index that allows cutting packets.
+
+        Args:
+            index: with ``container_reason`` None.
+            num_threads: frame threads of the decoder.
+            verify: check that NAL units fill each sample exactly, for an index that this process has not
+                built from the file itself; else RowMismatchError.
+        """
         self._index = index
+        entry = index.entries[0]
+        self._length_size = length_size(entry) if verify else 0
         self._threads = num_threads
         self._codec: VideoCodecContext | None = None
         self._buffer: SparseBuffer | None = None
@@ -90,7 +105,10 @@ class CutPackets:
         for sample, (start, size) in enumerate(zip(starts, sizes, strict=True), span.entry):
             if sample == held and self.fetch_more:
                 held = self.fetch_more(sample)
-            packet: Packet = av.Packet(self._buffer.view(start, start + size))  # type: ignore[arg-type]
+            data = self._buffer.view(start, start + size)
+            if self._length_size and not nals_fill(data, self._length_size):
+                raise RowMismatchError
+            packet: Packet = av.Packet(data)  # type: ignore[arg-type]
             packet.pts = packet.dts = sample
             yield packet
 

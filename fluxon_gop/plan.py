@@ -178,7 +178,7 @@ def _spans(index: VideoIndex, frames: Int64Array) -> tuple[Span, ...]:
     usable = (index.verdicts != Verdict.REFUSED) & (index.key_samples > index.stream.start)
     start = index.stream.start
     keys = np.concatenate(([start], index.key_samples[usable]))
-    clean = np.concatenate(([True], index.verdicts[usable] == Verdict.PROVEN))
+    clean = np.concatenate(([True], np.isin(index.verdicts[usable], (Verdict.PROVEN, Verdict.DECODED))))
     at = np.searchsorted(keys, targets, side="right") - 1
     while True:
         # A leading frame is shown before its key: it needs the entry point before.

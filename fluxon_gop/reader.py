@@ -25,6 +25,7 @@ from fluxon_gop.errors import (
 from fluxon_gop.index_job import index_job
 from fluxon_gop.index_table import Damaged, Hint, IndexTable, Row
 from fluxon_gop.model import VideoIndex
+from fluxon_gop.packets import RowMismatchError
 from fluxon_gop.plan import Path, VideoPlan
 from fluxon_gop.prefetch import Job, run_one
 from fluxon_gop.ranges import Int64Array
@@ -272,24 +273,32 @@ class VideoReader:
                 self._source.pin(self._row.signature)
             except SourceChangedError:
                 return None
-            self._video = VideoJobs(self._source, self._row, None, self._choices)
+            self._video = VideoJobs(self._source, self._row, None, self._choices, verify=True)
         return self.index
 
     def read_job(self, frames: Int64Array, stats: ReadStats) -> Job[FrameSet]:
         """Return the job that reads ``frames`` (sorted, unique), the index first where it is missing."""
         yield from self._index_job(stats)
-        try:
+        if self._built_here:
             return (yield from self._at_hand.read(frames, stats))
+        try:
+            result = yield from self._at_hand.read(frames, stats)
+            if not result.failures:
+                return result
+            # The pictures may be damaged, or the row: a fresh index tells.
         except SourceChangedError:
             # A row is pinned to the version that it was built from; here the file is a newer one.
-            if self._built_here or isinstance(self._uri, RangeSource):
+            if isinstance(self._uri, RangeSource):
                 raise
-        stats.stale_rows += 1
+            self._source.close()
+            self._source = open_source(self._uri, self._storage_options)
+        except RowMismatchError:
+            pass
+        row = self._at_hand.index
         self._at_hand.drop_decoders()
         self._video = self._row = None
-        self._source.close()
-        self._source = open_source(self._uri, self._storage_options)
         yield from self._index_job(stats)
+        stats.stale_rows += row is None or self.index is None or not row.same_samples(self.index)
         return (yield from self._at_hand.read(frames, stats))
 
     # ------------------------------------------------------------- inside

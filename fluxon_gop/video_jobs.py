@@ -16,7 +16,13 @@ from fluxon_gop import entry_points
 from fluxon_gop.decode import Canvas, Stopwatch, UInt8Array, decode_span
 from fluxon_gop.errors import DecodeError, FluxonGopError
 from fluxon_gop.model import Orientation, Verdict, VideoIndex, beyond_the_end
-from fluxon_gop.packets import CutPackets, DemuxedPackets, OrderMismatchError, display_matrix
+from fluxon_gop.packets import (
+    CutPackets,
+    DemuxedPackets,
+    OrderMismatchError,
+    RowMismatchError,
+    display_matrix,
+)
 from fluxon_gop.plan import (
     MAX_REQUEST_BYTES,
     Path,
@@ -72,9 +78,26 @@ class VideoJobs:
     """One version of one video: its source, its index or the reason for none, its decoders."""
 
     def __init__(
-        self, source: RangeSource, index: VideoIndex | None, no_index: str | None, choices: Choices
+        self,
+        source: RangeSource,
+        index: VideoIndex | None,
+        no_index: str | None,
+        choices: Choices,
+        *,
+        verify: bool = False,
     ) -> None:
-        """Take a source whose signature the index fits; ``no_index`` says why there is no index."""
+        """Take a source whose signature the index fits.
+
+        Args:
+            source: the bytes.
+            index: what is known of them, None where they have no index.
+            no_index: why not.
+            choices: the caller's.
+            verify: hold the index against the bytes that are read; for one that comes from a table.
+
+        """
+        self._verify = verify
+        self._verified: set[int] = set()
         self.index = index
         self._no_index = no_index
         self._source = source
@@ -127,7 +150,7 @@ class VideoJobs:
         whole = self.plan(frames)
         canvas = self._canvas(len(frames), *self._index_picture(index))
         missing = dict(zip(index.frame_sample[frames].tolist(), range(len(frames)), strict=True))
-        way = self._cut = self._cut or CutPackets(index, self._choices.num_threads)
+        way = self._cut = self._cut or CutPackets(index, self._choices.num_threads, verify=self._verify)
         for part in parts(index, whole, self._choices.max_bytes):
             stats.wanted_bytes += part.wanted_bytes
             buffer = SparseBuffer(self._source, stats)
@@ -136,6 +159,8 @@ class VideoJobs:
             plan = yield from self._check_job(part, buffer, stats)
             if plan is None:
                 return None
+            if self._verify:
+                self._hold_against_bytes(plan, buffer)
             yield Compute()
             rank = index.sample_frame
             with Stopwatch(stats):
@@ -147,6 +172,16 @@ class VideoJobs:
         stats.frames_requested += len(frames)
         failed = tuple(int(frames[row]) for row in missing.values())
         return FrameSet(frames, canvas.array, self._failures(failed))
+
+    def _hold_against_bytes(self, plan: VideoPlan, buffer: SparseBuffer) -> None:
+        """Raise RowMismatchError where an entry point's bytes are not what the index says."""
+        assert self.index is not None
+        for span in plan.spans:
+            if span.entry not in self._verified:
+                head = buffer.view(*entry_points.probe_range(self.index, span.entry))
+                if entry_points.contradicts(self.index, span.entry, head):
+                    raise RowMismatchError
+                self._verified.add(span.entry)
 
     def _check_job(self, plan: VideoPlan, buffer: SparseBuffer, stats: ReadStats) -> Job[VideoPlan | None]:
         """Check claimed entry points on the fetched bytes, and fetch what a refuted one leaves missing.

@@ -77,8 +77,8 @@ def test_a_file_whose_frames_are_uncertain_takes_ffmpegs_numbering(name):
 def test_clean_gops_are_proven_and_open_ones_for_trailing_frames(media):
     """IDR GOPs are proven by decoding too; CRA GOPs lose their leading frames only."""
     for name, expected in (
-        ("bframes", {fg.Verdict.PROVEN}),
-        ("hevc", {fg.Verdict.PROVEN, fg.Verdict.PROVEN_TRAILING}),
+        ("bframes", {fg.Verdict.DECODED}),
+        ("hevc", {fg.Verdict.DECODED, fg.Verdict.DECODED_TRAILING}),
     ):
         assert expected == set(fg.build_index(media[name], check="decode").verdicts.tolist())
 
@@ -99,4 +99,4 @@ def test_a_wrong_key_is_refused(media):
     index = fg.build_index(media["longgop"], check="none")
     lying = replace(index, key_samples=np.array([0, 20]), verdicts=np.zeros(2, np.uint8))
     check = check_by_decoding(lying, fg.LocalSource(media["longgop"]), ReadStats())
-    assert [fg.Verdict.PROVEN, fg.Verdict.REFUSED] == check.index.verdicts.tolist()
+    assert [fg.Verdict.DECODED, fg.Verdict.REFUSED] == check.index.verdicts.tolist()
