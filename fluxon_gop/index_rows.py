@@ -22,7 +22,7 @@ from fluxon_gop.ranges import ByteRange, Int64Array
 Key = str | tuple[str, str]
 """A uri, or (export_name, relpath)."""
 
-INDEX_VERSION = "0"
+INDEX_VERSION = "1"
 VERSION_KEY = b"fluxon_gop:index_version"
 SWM_VERSION_KEY = b"swm:video_index_version"
 SWM_COLUMNS = ("moov_range", "gop_frame_idx", "gop_byte_offset")

@@ -41,6 +41,29 @@ def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch):
             exec(compile(text, str(page), "exec"), names)  # noqa: S102 - that is the test
 
 
+def test_a_table_is_read_with_pandas_and_no_code_of_ours(tmp_path):
+    """By the format page's rules alone, pandas finds each frame's bytes; they are FFmpeg's packets."""
+    import av
+    import numpy as np
+    import pyarrow as pa
+
+    path = make(tmp_path / "v.mp4", RECIPES["audio"])
+    with fg.IndexTable.open(tmp_path / "t.arrow", create=True) as table:
+        table.append([(str(path), fg.build_index(path))])
+    with pa.memory_map(str(tmp_path / "t.arrow")) as file:
+        row = pa.ipc.open_file(file).read_all().to_pandas().iloc[0]
+    count = int(row.sample_count)
+    spread = lambda values, n: np.repeat(values, n) if len(values) == 1 else np.asarray(values)  # noqa: E731
+    size, gap = spread(row.sample_size, count), spread(row.sample_gap, count - 1)
+    offset = row.first_offset + np.concatenate([[0], np.cumsum(size[:-1] + gap)])
+    duration = spread(row.sample_duration, count).astype(np.int64)
+    pts = row.first_dts + np.cumsum(duration) - duration + spread(row.composition_offset, count)
+    with av.open(str(path)) as container:
+        packets = [p for p in container.demux(container.streams.video[0]) if p.size]
+    assert [(p.pos, p.size, p.pts) for p in packets] == list(zip(offset, size, pts, strict=True))
+    assert row.frame_count == 60
+
+
 def test_links_between_pages_lead_somewhere():
     """Each relative link of a page names a file that is there."""
     missing = [

@@ -194,6 +194,16 @@ def test_an_index_of_absurd_numbers_can_be_kept(swap):
     assert int(there.sample_size.min()) >= 0
 
 
+@pytest.mark.parametrize("gap", [0, (1 << 31) - 1537, 1 << 31, 1 << 40])
+def test_a_long_gap_between_fragments_is_kept(gap):
+    """Fragments hours apart (minutes, at ten million ticks a second) keep their times on the way through a row."""
+    parts = [moof(full_box(b"tfdt", 1, 0, u64(start)), trun(3, 100)) for start in (0, 1536 + gap)]
+    index = drive(MOVIE + b"".join(parts) + bytes(900)).index
+    there = _through_a_row(index)
+    assert index.num_samples == 6
+    assert index.container_reason is not None or index.frame_pts.tolist() == there.frame_pts.tolist()
+
+
 def _through_a_row(index: VideoIndex) -> VideoIndex:
     (row,) = index_rows.rows_of(index_rows.encode([("key", index)]))
     return index_rows.decode(row)
