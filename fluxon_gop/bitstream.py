@@ -10,6 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+MAX_SET_BYTES = 4096
+"""Bytes of a parameter set that are looked at: its size stands in front, its longest lists fit."""
+MAX_SIDE = 1 << 16
+"""Columns or rows of a picture; a set that says more is damaged."""
+
 
 class BitsExhausted(Exception):  # noqa: N818 - a signal between these two rooms, not an error
     """The bits ended before the answer: more bytes are needed, or the stream is damaged."""
@@ -81,6 +86,8 @@ def hevc_record(config: bytes) -> Record:
     nals: list[bytes] = []
     at = 23
     for _ in range(config[22]):
+        if at + 3 > len(config):
+            raise BitsExhausted
         count, at = int.from_bytes(config[at + 1 : at + 3]), at + 3
         for _ in range(count):
             size = int.from_bytes(config[at : at + 2])
@@ -133,7 +140,7 @@ _HIGH_PROFILES = frozenset({100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 
 
 def avc_sps(nal: bytes | memoryview) -> AvcSps:
     """Parse an H.264 SPS, NAL header included."""
-    bits = Bits(nal[1:], nal=True)
+    bits = Bits(nal[1:MAX_SET_BYTES], nal=True)
     profile = bits.u(8)
     bits.u(16)
     number = bits.ue()
@@ -153,7 +160,10 @@ def avc_sps(nal: bytes | memoryview) -> AvcSps:
         bits.ue()
     elif order_type == 1:
         bits.u(1), bits.se(), bits.se()
-        for _ in range(bits.ue()):
+        cycle = bits.ue()
+        if cycle > 255:
+            raise BitsExhausted
+        for _ in range(cycle):
             bits.se()
     bits.ue(), bits.u(1)
     width, map_units = 16 * (bits.ue() + 1), bits.ue() + 1
@@ -170,6 +180,8 @@ def avc_sps(nal: bytes | memoryview) -> AvcSps:
         if unit_x * (left + right) < width and unit_y * (top + bottom) < height:
             width -= unit_x * (left + right)
             height -= unit_y * (top + bottom)
+    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
+        raise BitsExhausted
     return AvcSps(number, bool(frame_only), width, height)
 
 
@@ -191,7 +203,7 @@ class HevcSps(NamedTuple):
 
 def hevc_sps(nal: bytes | memoryview) -> HevcSps:
     """Parse an HEVC SPS, NAL header included."""
-    bits = Bits(nal[2:], nal=True)
+    bits = Bits(nal[2:MAX_SET_BYTES], nal=True)
     bits.u(4)
     layers = bits.u(3)
     bits.u(1)
@@ -210,6 +222,8 @@ def hevc_sps(nal: bytes | memoryview) -> HevcSps:
         left, right, top, bottom = (bits.ue() for _ in range(4))
         width -= (2 if chroma in {1, 2} else 1) * (left + right)
         height -= (2 if chroma == 1 else 1) * (top + bottom)
+    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
+        raise BitsExhausted
     return HevcSps(number, width, height)
 
 

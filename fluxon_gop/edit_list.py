@@ -14,6 +14,8 @@ from fluxon_gop.mp4_boxes import Edit
 from fluxon_gop.ranges import ByteRange, Int64Array
 
 _INT64_MAX = (1 << 63) - 1
+MAX_TICKS = 1 << 60
+"""Media ticks that an edit list may span: sums of times stay within 64 bits."""
 
 
 class Edited(NamedTuple):
@@ -30,15 +32,18 @@ def whole(samples: int) -> Edited:
     return Edited(ByteRange(0, samples), np.zeros(0, np.int64), 0)
 
 
-def complication(edits: list[Edit]) -> str | None:
+def complication(edits: list[Edit], *, timescale: int, movie_timescale: int) -> str | None:
     """Return why these edits go to the container path, None where :func:`apply` knows them."""
+    if not movie_timescale:
+        return "the movie has no timescale"
     real = [edit for edit in edits if edit.media_time >= 0]
     leading = 0
     while leading < len(edits) and edits[leading].media_time == -1:
         leading += 1
     if any(edit.media_time < -1 or edit.duration < 0 for edit in edits):
         return "an edit has a negative time or duration"
-    if any(edit.duration == 0 or edit.duration + edit.media_time >= 1 << 62 for edit in real):
+    spans = sum(rescale(e.duration, timescale, movie_timescale) + max(e.media_time, 0) for e in edits)
+    if spans >= MAX_TICKS or any(edit.duration == 0 for edit in real):
         return "an edit has no duration or an absurd one"
     if any(edit.rate != 1 << 16 for edit in real):
         return "an edit plays at a rate other than 1"
@@ -97,12 +102,28 @@ def apply(
 
 def _closest_before(begin: int, dts: Int64Array, offsets: Int64Array | None, keys: Int64Array) -> int:
     """Return the sample from which FFmpeg demuxes: the last key at or before ``begin``, else 0."""
-    candidates = keys[dts[keys] <= begin]
+    at = _search(begin, dts)
+    candidates = keys[keys <= at]
     if offsets is not None:
         candidates = candidates[(dts + offsets)[candidates] <= begin]
     elif not len(candidates):
-        candidates = np.flatnonzero(dts <= begin)
+        return max(at, 0)
     return int(candidates[-1]) if len(candidates) else 0
+
+
+def _search(wanted: int, dts: Int64Array) -> int:
+    """Return the last sample with dts <= ``wanted``, -1 without; among equals FFmpeg's bisection decides."""
+    low, high = -1, len(dts)
+    if dts[-1] < wanted:
+        low = high - 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        at = int(dts[middle])
+        if at >= wanted:
+            high = middle
+        if at <= wanted:
+            low = middle
+    return low
 
 
 def _correction(pts: Int64Array, empty: int) -> int:

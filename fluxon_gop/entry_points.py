@@ -9,7 +9,9 @@ Source: H.264 clause 7.4.1.2.4, H.265 clause 8.1.3, ISO/IEC 14496-15, AV1 sectio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,19 +53,54 @@ def judge(
     """Return a verdict for each sample from its first bytes; UNCHECKED where those do not suffice."""
     entry = index.entries[0]
     check = _CHECKS[entry.codec]
+    known = _known_sets(entry)
     verdicts = np.full(len(samples), Verdict.UNCHECKED, np.uint8)
     for i, (sample, head) in enumerate(zip(samples.tolist(), heads, strict=True)):
         size = int(index.sample_size[sample])
         # At the stream's first sample the configuration record is the decoder's whole state.
         trusted = entry.fourcc in _NO_IN_BAND_SETS or sample == index.stream.start
         try:
-            verdicts[i] = check(entry, memoryview(head), size, trusted)
+            verdicts[i] = check(known, memoryview(head), size, trusted)
         except BitsExhausted:
             if len(head) >= size:
                 verdicts[i] = Verdict.REFUSED
         except ValueError:
             verdicts[i] = Verdict.REFUSED
     return verdicts
+
+
+class _Known(NamedTuple):
+    """What a configuration record holds, read once for all samples of a track."""
+
+    length_size: int = 4
+    videos: frozenset[int] = frozenset()
+    """HEVC VPS numbers."""
+    sequences: Mapping[int, int] = {}
+    """SPS number -> its VPS's (H.264: 0)."""
+    pictures: Mapping[int, int] = {}
+    """PPS number -> its SPS's."""
+
+
+def _known_sets(entry: SampleEntry) -> _Known:
+    """Return the parameter sets of the configuration record; a damaged set is as good as none."""
+    if entry.codec not in {"h264", "hevc"}:
+        return _Known()
+    avc = entry.codec == "h264"
+    record = avc_record(entry.config) if avc else hevc_record(entry.config)
+    videos: set[int] = set()
+    sequences: dict[int, int] = {}
+    pictures: dict[int, int] = {}
+    for nal in record.nals:
+        with suppress(BitsExhausted, IndexError):
+            kind = avc_type(nal) + 26 if avc else hevc_type(nal)
+            if kind == 32 and not avc:
+                videos.add(nal[2] >> 4)
+            elif kind == 33:
+                sequences[avc_sps(nal).number if avc else hevc_sps(nal).number] = 0 if avc else nal[2] >> 4
+            elif kind == 34:
+                number, sequence = _avc_pps(nal) if avc else _hevc_pps(nal)
+                pictures[number] = sequence
+    return _Known(record.length_size, frozenset(videos), sequences, pictures)
 
 
 def unsuitable(entry: SampleEntry) -> str | None:
@@ -126,12 +163,10 @@ def picture_size(entry: SampleEntry) -> tuple[int, int] | None:
     return None
 
 
-def _check_avc(entry: SampleEntry, head: memoryview, size: int, trusted: bool) -> Verdict:
-    record = avc_record(entry.config)
-    sets = record.nals if trusted else ()
-    sequences = {avc_sps(nal).number for nal in sets if avc_type(nal) == 7}
-    pictures = dict(_avc_pps(nal) for nal in sets if avc_type(nal) == 8)
-    for nal in sample_nals(head, record.length_size, size):
+def _check_avc(known: _Known, head: memoryview, size: int, trusted: bool) -> Verdict:
+    sequences = set(known.sequences) if trusted else set()
+    pictures = dict(known.pictures) if trusted else {}
+    for nal in sample_nals(head, known.length_size, size):
         kind = avc_type(nal)
         if kind == 7:
             sequences.add(avc_sps(nal).number)
@@ -141,8 +176,7 @@ def _check_avc(entry: SampleEntry, head: memoryview, size: int, trusted: bool) -
             bits = Bits(nal[1:64], nal=True)
             bits.ue(), bits.ue()
             named = bits.ue()
-            known = named in pictures and pictures[named] in sequences
-            return Verdict.PROVEN if known else Verdict.REFUSED
+            return Verdict.PROVEN if pictures.get(named, -1) in sequences else Verdict.REFUSED
         elif 1 <= kind <= 4:
             return Verdict.REFUSED
     return Verdict.REFUSED
@@ -154,13 +188,11 @@ def _avc_pps(nal: bytes | memoryview) -> tuple[int, int]:
     return bits.ue(), bits.ue()
 
 
-def _check_hevc(entry: SampleEntry, head: memoryview, size: int, trusted: bool) -> Verdict:
-    record = hevc_record(entry.config)
-    sets = record.nals if trusted else ()
-    videos = {nal[2] >> 4 for nal in sets if hevc_type(nal) == 32}
-    sequences = {hevc_sps(nal).number: nal[2] >> 4 for nal in sets if hevc_type(nal) == 33}
-    pictures = dict(_hevc_pps(nal) for nal in sets if hevc_type(nal) == 34)
-    for nal in sample_nals(head, record.length_size, size):
+def _check_hevc(known: _Known, head: memoryview, size: int, trusted: bool) -> Verdict:
+    videos = set(known.videos) if trusted else set()
+    sequences = dict(known.sequences) if trusted else {}
+    pictures = dict(known.pictures) if trusted else {}
+    for nal in sample_nals(head, known.length_size, size):
         kind = hevc_type(nal)
         if kind in {32, 33} and len(nal) < 3:
             raise BitsExhausted
@@ -188,8 +220,8 @@ def _hevc_pps(nal: bytes | memoryview) -> tuple[int, int]:
     return bits.ue(), bits.ue()
 
 
-def _check_av1(entry: SampleEntry, head: memoryview, size: int, trusted: bool) -> Verdict:
-    del entry, size, trusted
+def _check_av1(known: _Known, head: memoryview, size: int, trusted: bool) -> Verdict:
+    del known, size, trusted
     reduced: int | None = None
     for kind, payload in obus(head):
         if kind == 1:
@@ -207,8 +239,8 @@ def _check_av1(entry: SampleEntry, head: memoryview, size: int, trusted: bool) -
     raise BitsExhausted
 
 
-def _check_vp9(entry: SampleEntry, head: memoryview, size: int, trusted: bool) -> Verdict:
-    del entry, size, trusted
+def _check_vp9(known: _Known, head: memoryview, size: int, trusted: bool) -> Verdict:
+    del known, size, trusted
     bits = Bits(head[:2])
     if bits.u(2) != 2:
         return Verdict.REFUSED
@@ -218,7 +250,7 @@ def _check_vp9(entry: SampleEntry, head: memoryview, size: int, trusted: bool) -
     return Verdict.REFUSED if existing or inter else Verdict.PROVEN
 
 
-_CHECKS: dict[str, Callable[[SampleEntry, memoryview, int, bool], Verdict]] = {
+_CHECKS: dict[str, Callable[[_Known, memoryview, int, bool], Verdict]] = {
     "h264": _check_avc,
     "hevc": _check_hevc,
     "libdav1d": _check_av1,

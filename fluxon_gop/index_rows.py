@@ -129,15 +129,20 @@ def _encode_row(key: Key, index: VideoIndex) -> dict[str, Any]:
         "sample_count": index.num_samples,
         "first_offset": int(offset[0]) if len(offset) else 0,
         "first_dts": int(index.sample_dts[0]) if len(offset) else 0,
-        "sample_size": _squeeze(size.astype(np.int32)),
+        "sample_size": _squeeze(_int32(size)),
         "sample_gap": _squeeze(gap),
-        "sample_duration": _squeeze(duration.astype(np.int32)),
-        "composition_offset": _squeeze((index.sample_pts - index.sample_dts).astype(np.int32)),
+        "sample_duration": _squeeze(_int32(duration)),
+        "composition_offset": _squeeze(_int32(index.sample_pts - index.sample_dts)),
         "sample_entry": index.sample_entry,
         "hidden_samples": index.hidden.astype(np.int32),
         "stream_range": np.array(index.stream, np.int32),
         "container_reason": index.container_reason,
     }
+
+
+def _int32(values: Int64Array) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the values in 32 bits; what does not fit is clipped (of such an index nothing is cut)."""
+    return np.clip(values, -(1 << 31), (1 << 31) - 1).astype(np.int32)
 
 
 def _squeeze(values: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:

@@ -20,6 +20,9 @@ from fluxon_gop.ranges import Int64Array
 
 HEADER_BYTES = 16
 """Enough for any box header: size, type, and the 64-bit size."""
+MAX_UNBACKED = 1 << 20
+"""Samples that a few bytes may claim, where no table has a row for each: a coded video has none of this."""
+MAX_EDITS = 1 << 16
 MAX_BOXES = 100_000
 """Children of one box that are walked; a real movie box has some dozens."""
 
@@ -143,6 +146,10 @@ def sample_sizes(stbl: Box, file_size: int) -> Int64Array:
             if count > min(file_size // uniform + 1, MAX_SAMPLES):
                 text = f"says {count} samples of {uniform} bytes, the file has {file_size} bytes"
                 raise box.error(text)
+            if count > MAX_UNBACKED:
+                text = f"{box.path} at byte {box.offset}: {count} samples of one size; "
+                text += f"this parser indexes up to {MAX_UNBACKED}"
+                raise UnsupportedMp4Error(text, count=count)
             return np.full(count, uniform, dtype=np.int64)
         _check_count(box, count)
         return _words(_table(box, 4, 8)[1], 1)[:, 0]
@@ -228,20 +235,32 @@ def run_values(box: Box, samples: int, *, signed: bool) -> Int64Array:
 def decode_shift(ctts: Box) -> int:
     """Return by how much FFmpeg moves decode times back so that none exceeds its presentation time.
 
-    The largest negative offset, of all runs but the last two (``mov_read_ctts``).
+    The largest negative offset, of all runs but the last two and those without samples
+    (``mov_read_ctts``).
     """
     _, rows = _table(ctts, 8)
-    offsets = np.frombuffer(rows, dtype=">i4").reshape(-1, 2)[:-2, 1]
-    return max(0, -int(offsets.min(initial=0)))
+    runs = np.frombuffer(rows, dtype=">i4").reshape(-1, 2)[:-2]
+    return max(0, -int(runs[runs[:, 0] > 0, 1].min(initial=0)))
 
 
 def sync_samples(stbl: Box, samples: int) -> Int64Array | None:
-    """Return the 0-based sync samples from stss, sorted; None without the box: all are. Clause 8.6.2."""
+    """Return the 0-based sync samples from stss, sorted; None without the box: all are. Clause 8.6.2.
+
+    As FFmpeg reads it (``mov_build_index``): an empty list leaves the first sample, one that begins with 0
+    counts from 0, and one that stops rising ends there.
+    """
     box = child(stbl, "stss")
     if box is None:
         return None
-    numbers = np.unique(_words(_table(box, 4)[1], 1)[:, 0] - 1)
-    return numbers[(numbers >= 0) & (numbers < samples)]
+    numbers = _words(_table(box, 4)[1], 1)[:, 0]
+    if not len(numbers):
+        return np.arange(min(samples, 1), dtype=np.int64)
+    if numbers[0] > 0:
+        numbers = numbers - 1
+    falls = np.flatnonzero(numbers[1:] <= numbers[:-1])
+    if len(falls):
+        numbers = numbers[: falls[0] + 1]
+    return numbers[numbers < samples]
 
 
 class Edit(NamedTuple):
@@ -262,4 +281,7 @@ def edits(trak: Box) -> list[Edit]:
     # As FFmpeg does where the box and its count disagree: as many entries as the box holds.
     box.need(8, "its count")
     count = (len(box.body) - 8) // width
+    if count > MAX_EDITS:
+        text = f"{box.path} at byte {box.offset}: {count} edits; this parser reads up to {MAX_EDITS}"
+        raise UnsupportedMp4Error(text, count=count)
     return [Edit(*struct.unpack_from(form, box.body, 8 + width * i)) for i in range(count)]

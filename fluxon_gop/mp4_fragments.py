@@ -1,186 +1,20 @@
-"""The fragments of a movie: finding every moof by ranged reads, and the samples they add.
+"""The samples that a movie's fragments add to a track.
 
-Pure. The truth is the chain of top-level boxes; ``sidx`` and ``mfra`` only say where to look, so that the
-heads of many fragments come side by side. Source: ISO/IEC 14496-12 clauses 8.8 and 8.16.3; what is shown and
-when follows ``mov_read_tfhd`` and ``mov_read_trun`` of libavformat/mov.c (FFmpeg 8).
+Pure. Source: ISO/IEC 14496-12 clause 8.8; what is shown and when follows ``mov_read_tfhd`` and
+``mov_read_trun`` of libavformat/mov.c (FFmpeg 8).
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fluxon_gop.errors import BoxError, UnsupportedMp4Error
+from fluxon_gop.errors import UnsupportedMp4Error
 from fluxon_gop.model import MAX_SAMPLES
-from fluxon_gop.mp4_boxes import HEADER_BYTES, Box, child, children, parse_header
-from fluxon_gop.ranges import ByteRange, Int64Array
-
-Wave = tuple[ByteRange, ...]
-
-WINDOW = 2048
-"""Read of each place where a fragment is expected: its moof and the head of its mdat."""
-MAX_TOP_LEVEL_BOXES = 1 << 21
-MFRO_BYTES = 16
-_WHOLE = frozenset({"moof", "sidx"})
-"""Boxes whose bodies are read; the others are hopped over."""
-
-
-class TopBox(NamedTuple):
-    """A top-level box: its type, where the next one begins, and its body where that is read."""
-
-    kind: str
-    stop: int
-    box: Box | None
-
-
-def walk(
-    start: int, size: int, first: memoryview
-) -> Generator[Wave, list[bytes | memoryview], list[TopBox]]:
-    """Return the top-level boxes from byte ``start`` to the end of the file, in order.
-
-    Waves: the first window with the file's last 16 bytes; mfra where there is one and no sidx; then all places
-    that sidx or mfra name, side by side, and one more for each box that they do not name. Without sidx and
-    mfra it is one small read a fragment, in series.
-
-    Args:
-        start: behind the movie box.
-        size: the file's size.
-        first: the bytes from ``start`` that are held already.
-    """
-    windows: dict[int, memoryview] = {start: first}
-    boxes: dict[int, TopBox] = {}
-    cursors = {start: start}
-    mfra: ByteRange | None = None
-    tail_asked = False
-    while True:
-        needs = _follow(cursors, windows, boxes, size)
-        chain = _chain(start, size, boxes)
-        if chain is not None:
-            return chain
-        wave = sorted(needs.values())
-        extra = []
-        if not tail_asked and not any(box.kind == "sidx" for box in boxes.values()):
-            extra = [ByteRange(max(start, size - MFRO_BYTES), size)]
-        elif mfra is not None:
-            extra = [mfra]
-        data = yield (*wave, *extra)
-        for wanted, got in zip(wave, data, strict=False):
-            windows[wanted.start] = memoryview(got)
-        if extra and not tail_asked:
-            mfra = _mfra_range(bytes(data[-1]), start, size)
-        elif extra:
-            cursors |= {
-                place: place for place in _tfra_places(memoryview(data[-1])) if start < place < size
-            }
-            mfra = None
-        tail_asked = True
-
-
-def _follow(
-    cursors: dict[int, int], windows: dict[int, memoryview], boxes: dict[int, TopBox], size: int
-) -> dict[int, ByteRange]:
-    """Take boxes from every cursor on, as far as what is held goes; return what is needed to go on."""
-    needs: dict[int, ByteRange] = {}
-    work = list(cursors)
-    cursors.clear()
-    while work:
-        at = window = work.pop()
-        while at not in boxes and size - at >= 8:
-            window = at if at in windows else window
-            found = _box_at(windows.get(window, memoryview(b"")), window, at, size)
-            if isinstance(found, ByteRange):
-                needs[at] = found
-                cursors[at] = at
-                break
-            if len(boxes) >= MAX_TOP_LEVEL_BOXES:
-                text = f"more than {MAX_TOP_LEVEL_BOXES} top-level boxes"
-                raise UnsupportedMp4Error(text)
-            boxes[at] = found
-            work.extend(place for place in _sidx_places(found) if place < size)
-            at = found.stop
-    return needs
-
-
-def _box_at(window: memoryview, start: int, at: int, size: int) -> TopBox | ByteRange:
-    """Return the box at ``at`` out of the window from ``start``, or the range that is needed for it."""
-    data = window[at - start :] if at >= start else memoryview(b"")
-    if len(data) < min(HEADER_BYTES, size - at):
-        return ByteRange(at, min(size, at + WINDOW))
-    kind, header, box_size = parse_header(data)
-    stop = size if box_size == 0 else at + box_size
-    if stop < at + header:
-        # No box: FFmpeg stops here too.
-        return TopBox("", size, None)
-    if kind not in _WHOLE or stop > size:
-        return TopBox(kind, stop, None)
-    if len(data) < stop - at:
-        return ByteRange(at, min(size, stop + HEADER_BYTES))
-    return TopBox(kind, stop, Box(kind, data, header, stop - at, kind, at + header))
-
-
-def _chain(start: int, size: int, boxes: dict[int, TopBox]) -> list[TopBox] | None:
-    """Return the boxes from ``start`` to the end, None where one is not read yet."""
-    chain, at = [], start
-    while size - at >= 8:
-        if at not in boxes:
-            return None
-        chain.append(boxes[at])
-        at = boxes[at].stop
-    return chain
-
-
-def _sidx_places(found: TopBox) -> Iterator[int]:
-    """Yield where a sidx says that its subsegments (or further sidx boxes) begin. Clause 8.16.3."""
-    box = found.box
-    if found.kind != "sidx" or box is None:
-        return
-    try:
-        wide = box.unpack("B")[0] != 0
-        at = found.stop + box.unpack("Q" if wide else "I", 20 if wide else 16)[0]
-        (count,) = box.unpack("H", 30 if wide else 22)
-        for entry in range(count):
-            (size,) = box.unpack("I", (32 if wide else 24) + 12 * entry)
-            yield at
-            at += size & 0x7FFFFFFF
-    except BoxError:
-        # A damaged shortcut costs reads, nothing else.
-        return
-
-
-def _mfra_range(tail: bytes, start: int, size: int) -> ByteRange | None:
-    """Return where the mfra box lies by the file's last bytes, None without one. Clause 8.8.11."""
-    if len(tail) < MFRO_BYTES or tail[4:8] != b"mfro":
-        return None
-    length = int.from_bytes(tail[12:16])
-    return ByteRange(size - length, size) if MFRO_BYTES < length <= size - start else None
-
-
-def _tfra_places(mfra: memoryview) -> list[int]:
-    """Return the moof offsets that the tfra boxes name. Clause 8.8.10."""
-    places: set[int] = set()
-    try:
-        kind, header, _ = parse_header(mfra)
-        if kind != "mfra":
-            return []
-        for box in children(Box("mfra", mfra, header, len(mfra), "mfra", 0)):
-            if box.kind != "tfra":
-                continue
-            version_flags, _, sizes, count = box.unpack("IIII")
-            wide = version_flags >> 24 == 1
-            extra = sum((sizes >> shift & 3) + 1 for shift in (0, 2, 4))
-            width = (16 if wide else 8) + extra
-            rows = box.body[16 : 16 + count * width]
-            at = 8 if wide else 4
-            for row in range(len(rows) // width):
-                field = rows[row * width + at : row * width + at + (8 if wide else 4)]
-                places.add(int.from_bytes(field))
-    except (BoxError, struct.error):
-        return []
-    return sorted(places)
+from fluxon_gop.mp4_boxes import MAX_UNBACKED, Box, child, children
+from fluxon_gop.ranges import Int64Array
 
 
 class Fragments(NamedTuple):
@@ -234,7 +68,7 @@ def read_fragments(
     trex = _trex(moov, track_id)
     runs: list[tuple[Any, ...]] = []
     trouble = None if trex is not None else "a fragmented track without trex defaults"
-    end, total = track_end, 0
+    end, total, unbacked = track_end, 0, 0
     first_shift: int | None = None
     for moof in moofs if trex is not None else ():
         assert trex is not None
@@ -252,6 +86,9 @@ def read_fragments(
                     header = _tfhd(box, trex, moof_start, implicit)
                 elif box.kind == "tfdt":
                     tfdt = box.unpack("Q" if box.unpack("B")[0] else "I", 4)[0]
+                    if tfdt >= 1 << 62:
+                        text = f"decode time {tfdt} is beyond any clock"
+                        raise box.error(text)
                 elif box.kind == "trun":
                     if header is None:
                         text = "a run of samples (trun) stands before the fragment's header (tfhd)"
@@ -262,36 +99,41 @@ def read_fragments(
                     if number == track_id and not (with_offset or first_run):
                         trouble = trouble or "a run of samples without an offset of its own"
                     begin = base + (run.data_offset or 0)
-                    ends = np.cumsum(run.size)
-                    implicit = begin + (int(ends[-1]) if len(ends) else 0)
+                    implicit = begin + run.nbytes
                     first_run = False
-                    if number != track_id or not len(run.size):
+                    if number != track_id or not run.samples:
                         continue
+                    unbacked += 0 if run.table is not None else run.samples
+                    if unbacked > MAX_UNBACKED:
+                        text = f"{unbacked} samples without a row; this parser indexes up to {MAX_UNBACKED}"
+                        raise UnsupportedMp4Error(text, count=unbacked)
+                    duration, sizes, sample_flags, composition = run.columns()
+                    ends = np.cumsum(sizes)
                     if next_dts is None:
                         next_dts = tfdt if tfdt is not None else end
                         if tfdt is None:
                             trouble = trouble or _no_tfdt(moofs, moof)
-                    total += len(run.size)
+                    total += run.samples
                     if total > MAX_SAMPLES:
                         text = f"{total} samples; this parser indexes up to {MAX_SAMPLES}"
                         raise UnsupportedMp4Error(text, count=total)
-                    dts = next_dts - time_offset + np.cumsum(run.duration) - run.duration
+                    dts = next_dts - time_offset + np.cumsum(duration) - duration
                     hidden = np.zeros(len(dts), bool) if last_dts is None else dts <= last_dts
                     runs.append(
                         (
-                            begin + ends - run.size,
-                            run.size,
+                            begin + ends - sizes,
+                            sizes,
                             dts,
-                            run.composition,
-                            run.duration,
-                            (run.flags & (NON_SYNC | DEPENDS_YES)) == 0,
+                            composition,
+                            duration,
+                            (sample_flags & (NON_SYNC | DEPENDS_YES)) == 0,
                             hidden,
                             np.full(len(dts), defaults.entry - 1, np.int64),
                         )
                     )
-                    next_dts += int(run.duration.sum())
+                    next_dts += int(duration.sum())
                     end, last_dts = next_dts, int(dts[-1])
-                    low = max(0, -int(run.composition.min()))
+                    low = max(0, -int(composition.min()))
                     if first_shift is None:
                         first_shift = shift = max(shift, low)
                     elif low > shift:
@@ -344,15 +186,43 @@ def _tfhd(box: Box, trex: _Defaults, moof_start: int, implicit: int) -> tuple[in
 
 
 class _Run(NamedTuple):
+    """One run of samples, not expanded: runs of other tracks only move the place of the next."""
+
     data_offset: int | None
-    duration: Int64Array
-    size: Int64Array
-    flags: Int64Array
-    composition: Int64Array
+    samples: int
+    first_flags: int | None
+    present: tuple[bool, ...]
+    """Whether the rows have duration, size, flags, composition."""
+    table: npt.NDArray[np.uint32] | None
+    defaults: _Defaults
+
+    @property
+    def nbytes(self) -> int:
+        """The sum of the sizes."""
+        if self.present[1] and self.table is not None:
+            return int(self.table[:, int(self.present[0])].sum(dtype=np.int64))
+        return self.samples * self.defaults.size
+
+    def columns(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        """Return duration, size, flags and composition of each sample, defaults filled in."""
+        found: list[Int64Array] = []
+        column = 0
+        defaults = (self.defaults.duration, self.defaults.size, self.defaults.flags, 0)
+        for here, default in zip(self.present, defaults, strict=True):
+            if here and self.table is not None:
+                found.append(self.table[:, column].astype(np.int64))
+                column += 1
+            else:
+                found.append(np.full(self.samples, default, np.int64))
+        duration, size, flags, composition = found
+        if self.first_flags is not None and self.samples:
+            flags[0] = self.first_flags
+        # Both versions signed, as FFmpeg reads them.
+        return duration, size, flags, np.where(composition >= 1 << 31, composition - (1 << 32), composition)
 
 
 def _trun(box: Box, defaults: _Defaults, file_size: int) -> _Run:
-    """Return one run of samples, defaults filled in. Clause 8.8.8."""
+    """Return one run of samples. Clause 8.8.8."""
     flags, count = box.unpack("II")
     at, data_offset, first_flags = 8, None, None
     if flags & 0x01:
@@ -373,21 +243,5 @@ def _trun(box: Box, defaults: _Defaults, file_size: int) -> _Run:
     if count > MAX_SAMPLES:
         text = f"{box.path} at byte {box.offset}: {count} samples; this parser indexes up to {MAX_SAMPLES}"
         raise UnsupportedMp4Error(text, count=count)
-    table = (
-        np.frombuffer(rows[: count * width], ">u4").astype(np.int64).reshape(count, -1) if width else None
-    )
-    columns: list[Int64Array] = []
-    column = 0
-    for here, default in zip(present, (defaults.duration, defaults.size, defaults.flags, 0), strict=True):
-        if here and table is not None:
-            columns.append(table[:, column])
-            column += 1
-        else:
-            columns.append(np.full(count, default, np.int64))
-    duration, size, sample_flags, composition = columns
-    if first_flags is not None and count:
-        sample_flags = sample_flags.copy()
-        sample_flags[0] = first_flags
-    # Both versions signed, as FFmpeg reads them.
-    composition = np.where(composition >= 1 << 31, composition - (1 << 32), composition)
-    return _Run(data_offset, duration, size, sample_flags, composition)
+    table = np.frombuffer(rows[: count * width], ">u4").reshape(count, -1) if width and count else None
+    return _Run(data_offset, count, first_flags, tuple(present), table, defaults)

@@ -17,7 +17,7 @@ from fluxon_gop import entry_points, sample_entries
 from fluxon_gop.errors import BoxError, NotMp4Error, TruncatedMp4Error, UnsupportedMp4Error
 from fluxon_gop.model import SampleEntry, Signature, Verdict, VideoIndex
 from fluxon_gop.mp4_boxes import HEADER_BYTES, Box, child, need_child, parse_header
-from fluxon_gop.mp4_fragments import walk
+from fluxon_gop.mp4_chain import MAX_WHOLE_BYTES, walk
 from fluxon_gop.mp4_tracks import Track, choose, display_matrix, movie_header, video_tracks
 from fluxon_gop.ranges import ByteRange
 from fluxon_gop.track_samples import TrackSamples, read_samples
@@ -27,6 +27,8 @@ HEAD_BYTES = 64 * 1024
 TAIL_BYTES = 1024 * 1024
 """Read in one go behind the media data, where the movie box is expected to be the file's rest."""
 MAX_MOOV_BYTES = 512 * 1024 * 1024
+MAX_CHECKED = 1 << 16
+"""Key samples that ``check`` reads; those beyond are checked when they are read."""
 MAX_TOP_LEVEL_BOXES = 4096
 """Boxes in front of the movie box; each one past the head costs a read."""
 
@@ -73,9 +75,12 @@ def index_steps(
     if child(moov, "mvex") is not None:
         chain = yield from walk(found.range.stop, signature.size, found.behind)
         moofs = [top.box for top in chain if top.kind == "moof" and top.box is not None]
+        if any(top.kind == "moof" and top.box is None and top.stop <= signature.size for top in chain):
+            text = f"a fragment's header (moof) has more than {MAX_WHOLE_BYTES} bytes"
+            raise UnsupportedMp4Error(text)
     index = _assemble(moov, found, signature, track, moofs)
     if check and index.container_reason is None:
-        unchecked = np.flatnonzero(index.verdicts == Verdict.UNCHECKED)
+        unchecked = np.flatnonzero(index.verdicts == Verdict.UNCHECKED)[:MAX_CHECKED]
         samples = index.key_samples[unchecked]
         wave = tuple(entry_points.probe_range(index, int(sample)) for sample in samples)
         if wave:
@@ -101,10 +106,16 @@ def _try_hint(
     if hint is None or not 0 <= hint.start < hint.stop <= size or not 8 < hint.size <= MAX_MOOV_BYTES:
         return None
     (data,) = yield (hint,)
-    kind, header, box_size = parse_header(data)
-    if kind != "moov" or not header < box_size <= hint.size:
-        return None
     body = memoryview(data)
+    try:
+        kind, header, box_size = parse_header(data)
+        if kind != "moov" or not header < box_size <= hint.size:
+            return None
+        box = Box(kind, body, header, box_size, kind, hint.start + header)
+        if child(box, "mvhd") is None or child(box, "trak") is None:
+            return None
+    except BoxError:
+        return None
     moov = ByteRange(hint.start, hint.start + box_size)
     return _Found(moov, body[header:box_size], body[box_size:], late=False)
 
@@ -170,7 +181,8 @@ def _assemble(moov: Box, found: _Found, signature: Signature, track: Track, moof
         signature=signature,
         moov_range=found.range,
         stream_index=track.number,
-        timescale=track.timescale,
+        # FFmpeg counts a timescale of 0 as 1; such a track goes to the container path.
+        timescale=max(track.timescale, 1),
         entries=entries,
         width=width,
         height=height,

@@ -52,11 +52,13 @@ def display_matrix(trak: Box, movie: tuple[int, ...]) -> tuple[int, ...]:
     if movie == IDENTITY_MATRIX:
         return track
     shifts = (16, 16, 30)
-    return tuple(
+    products = (
         sum((track[3 * i + e] * movie[3 * e + j]) >> shifts[e] for e in range(3))
         for i in range(3)
         for j in range(3)
     )
+    # Kept in 32 bits, as FFmpeg keeps it.
+    return tuple((product + (1 << 31)) % (1 << 32) - (1 << 31) for product in products)
 
 
 def video_tracks(moov: Box, file_size: int) -> Iterator[Track]:

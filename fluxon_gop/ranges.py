@@ -85,7 +85,7 @@ def split(array: Int64Array, max_size: int) -> Int64Array:
     if not len(array) or int(sizes.max()) <= max_size:
         return array
     pieces: list[tuple[int, int]] = []
-    for start, stop in array.tolist():
+    for start, stop in array[sizes > 0].tolist():
         count = -(-(stop - start) // max_size)
         edges = [start + (stop - start) * i // count for i in range(count + 1)]
         pieces.extend(pairwise(edges))

@@ -50,6 +50,10 @@ class TrackSamples(NamedTuple):
         end = int((self.offset + self.size).max())
         if end > file_size:
             return f"the file is cut: samples reach to byte {end}, the file ends at {file_size}"
+        steps = np.abs(np.append(np.diff(self.dts), self.pts - self.dts))
+        if int(steps.max()) >= 1 << 31:
+            # Rows of a table keep both in 32 bits.
+            return f"a sample waits or lasts {int(steps.max())} ticks"
         shown = np.ones(len(self.pts), bool)
         shown[self.hidden] = False
         shown[: self.stream.start] = shown[self.stream.stop :] = False
@@ -76,12 +80,13 @@ def read_samples(
     listed = edits(track.trak)
     offset = _time_offset(listed, track.timescale, movie_timescale)
     trouble = tables.trouble
+    if abs(offset) >= edit_list.MAX_TICKS:
+        trouble, offset = trouble or "an edit has no duration or an absurd one", 0
     shown = edit_list.whole(count)._replace(shift=-offset)
     if listed and count and edits_are_applied(moov, track.number):
-        complication = (
-            "the movie has no timescale" if not movie_timescale else edit_list.complication(listed)
+        trouble = trouble or edit_list.complication(
+            listed, timescale=track.timescale, movie_timescale=movie_timescale
         )
-        trouble = trouble or complication
         if trouble is None:
             shown = edit_list.apply(
                 listed,

@@ -38,7 +38,7 @@ def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for kind, text in blocks:
         if kind == "python":
-            exec(compile(text, str(page), "exec"), names)  # noqa: S102 - that is the test
+            exec(compile(text, str(page), "exec"), names)
 
 
 def test_a_table_is_read_with_pandas_and_no_code_of_ours(tmp_path):

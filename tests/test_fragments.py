@@ -8,7 +8,7 @@ import pytest
 
 import fluxon_gop as fg
 from fluxon_gop.encode import Recipe
-from fluxon_gop.mp4_fragments import WINDOW
+from fluxon_gop.mp4_chain import WINDOW
 from tests.cases import BASE, FRAGMENTS, remux
 from tests.media import full_decode, make
 from tools.range_server import RangeServer

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fluxon_gop import index_rows, mp4_fragments
+from fluxon_gop import index_rows, mp4_chain
 from fluxon_gop.errors import Mp4Error
 from fluxon_gop.model import Signature, VideoIndex
 from fluxon_gop.mp4_index import MAX_MOOV_BYTES, index_steps
@@ -278,7 +278,7 @@ def test_a_lying_sidx_costs_little(step):
 @pytest.mark.timeout(120)
 def test_the_time_of_a_long_chain_grows_with_its_length(monkeypatch):
     """Ten thousand boxes that are each read by a wave of their own are walked once, not once a wave."""
-    monkeypatch.setattr(mp4_fragments, "WINDOW", 16)
+    monkeypatch.setattr(mp4_chain, "WINDOW", 16)
     result, seconds = outcome(lambda: drive(MOVIE + box(b"free", bytes(8)) * 10_000).index)
     assert isinstance(result, VideoIndex)
     assert seconds < SECONDS

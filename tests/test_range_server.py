@@ -383,7 +383,7 @@ def test_command_line(root: Path) -> None:
     """The command prints its base URL at once and the summary after an interrupt."""
     script = Path(__file__).parents[1] / "tools" / "range_server.py"
     command = [sys.executable, str(script), str(root), "--latency-ms=1", "--bandwidth-mbps=100"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             url = urlsplit(process.stdout.readline().strip())

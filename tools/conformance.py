@@ -44,12 +44,13 @@ def truth(path: str, keep: set[int] | None = None) -> tuple[Pictures, int, bool]
     count = 0
     try:
         with av.open(path, metadata_errors="ignore") as container:
-            stream = container.streams.best("video")
+            stream: Any = container.streams.best("video")
             if stream is None or stream.codec_context is None:
                 return {}, 0, True
-            stream.thread_type = "NONE"  # type: ignore[attr-defined]
+            stream.thread_type = "NONE"
             stream.codec_context.thread_count = 1
-            for frame in container.decode(stream):  # type: ignore[call-overload]
+            frame: Any
+            for frame in container.decode(stream):
                 if keep is None or count in keep:
                     rgb = frame.reformat(format="rgb24", interpolation="BILINEAR", threads=1)
                     pictures[count] = rgb.to_ndarray()

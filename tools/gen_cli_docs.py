@@ -1,7 +1,7 @@
 """Write docs/cli.md from the commands' own help; ``--check`` says whether it is up to date.
 
-    python tools/gen_cli_docs.py
-    python tools/gen_cli_docs.py --check
+python tools/gen_cli_docs.py
+python tools/gen_cli_docs.py --check
 """
 
 from __future__ import annotations

@@ -25,7 +25,14 @@ from fluxon_gop import index_rows
 from fluxon_gop.encode import Recipe, numbered_picture, write_video
 
 GOP = ["moov_range", "gop_frame_idx", "gop_byte_offset"]
-SAMPLES = ["sample_size", "sample_gap", "sample_duration", "composition_offset", "sample_entry", "hidden_samples"]
+SAMPLES = [
+    "sample_size",
+    "sample_gap",
+    "sample_duration",
+    "composition_offset",
+    "sample_entry",
+    "hidden_samples",
+]
 
 
 def lance_bytes(table: pa.Table, folder: Path) -> int:
@@ -66,7 +73,11 @@ def made(folder: Path) -> dict[str, Path]:
         "1 h, 30 fps, interleaved audio": (108_000, Recipe(rate=30, options=options, audio=True), None),
         "20 min VFR, B-frames": (36_000, Recipe(rate=90, options=options), times),
         "35 GOPs of 128 (an episode)": (35 * 128, Recipe(rate=30, options=options), None),
-        "10 min, GOP 2": (18_000, Recipe(rate=30, options={"preset": "ultrafast", "g": "2", "bf": "0"}), None),
+        "10 min, GOP 2": (
+            18_000,
+            Recipe(rate=30, options={"preset": "ultrafast", "g": "2", "bf": "0"}),
+            None,
+        ),
     }
     result = {}
     for number, (name, (count, recipe, when)) in enumerate(files.items()):
