@@ -64,7 +64,7 @@ def test_the_demo_leaves_videos_and_pictures(made):
     with Image.open(report.files[0]) as sheet, Image.open(report.files[1]) as plan:
         assert (sheet.width, plan.width) == (2 * MARGIN + 8 * 120 + 7 * 8, PLAN_WIDTH)
     text = str(report)
-    assert text.startswith("4 videos: 1 wave(s), ")
+    assert text.startswith("4 videos: 1 wave, ")
     assert re.search(r"planned read +\d+ +1 +[\d,]+ +\d+\.\d\d  yes \(128 of 128 frames\)\n", text)
 
 

@@ -181,17 +181,25 @@ def test_an_odd_stss_under_an_edit_starts_where_ffmpeg_starts(samples, tmp_path,
         assert_as_ffmpeg(tiny_mp4(samples[name], edits=[(1000, begin, ONE)], swap=swap), tmp_path / "o.mp4")
 
 
-def test_two_samples_decoded_at_once_start_where_ffmpeg_starts(samples, tmp_path):
-    """Where the edit begins on a decode time that two samples share, FFmpeg's binary search decides."""
-    times = (0, *(1000 * n for n in range(59)))
-    offsets = (2048, *[-512] * 4, 1024, *[512] * 54)
-    media = samples["allintra"].but(dts=times, offsets=offsets)
-    data, path = tiny_mp4(media, edits=[(1_000_000, 0, ONE)]), tmp_path / "o.mp4"
-    path.write_bytes(data)
-    index = drive(data, check=True).index
-    # All-intra pictures come out in decode order, so that only what is shown is compared, not its order.
-    assert index.frame_pts.tolist() == sorted(ffmpeg_frame_pts(path))
-    assert index.stream == ByteRange(0, 60)
+@pytest.mark.parametrize("seed", range(3))
+def test_samples_decoded_at_once_start_where_ffmpeg_starts(samples, tmp_path, seed):
+    """Where an edit begins on or behind a decode time that several samples share, the start is FFmpeg's."""
+    generator = random.Random(seed)
+    path = tmp_path / "o.mp4"
+    for _ in range(30):
+        at, many = generator.randrange(40), generator.randrange(2, 7)
+        steps = [0 if at <= n < at + many - 1 else 512 for n in range(59)]
+        offsets = generator.choice([None, [0] * 60, [generator.choice([0, 300, -300]) for _ in range(60)]])
+        media = samples["allintra"].but(
+            dts=tuple(np.cumsum([0, *steps]).tolist()),
+            offsets=offsets and tuple(offsets),
+            keys=tuple(sorted(generator.sample(range(60), generator.choice([8, 20, 50])))),
+        )
+        begin = media.dts[at] + generator.choice([0, 100])
+        data = tiny_mp4(media, edits=[(1_000_000, begin, ONE)])
+        path.write_bytes(data)
+        index = drive(data).index
+        assert int(index.sample_offset[index.stream.start]) == ffmpeg_packets(path)[0].pos
 
 
 def test_an_empty_ctts_run_moves_no_decode_time(samples, tmp_path):
