@@ -103,16 +103,19 @@ def apply(
 def _closest_before(begin: int, dts: Int64Array, offsets: Int64Array | None, keys: Int64Array) -> int:
     """Return the sample from which FFmpeg demuxes: the last key at or before ``begin``, else 0."""
     at = _search(begin, dts)
-    candidates = keys[keys <= at]
-    if offsets is not None:
-        candidates = candidates[(dts + offsets)[candidates] <= begin]
-    elif not len(candidates):
-        return max(at, 0)
-    return int(candidates[-1]) if len(candidates) else 0
+    before = keys[keys <= at]
+    if not len(before):
+        # Without offsets FFmpeg then takes any sample, the first of those with one decode time.
+        return int(np.searchsorted(dts, dts[at])) if offsets is None and at >= 0 else 0
+    first = keys[np.searchsorted(dts[keys], dts[before[-1]])]
+    if offsets is None:
+        return int(first)
+    shown = before[(before <= first) & ((dts + offsets)[before] <= begin)]
+    return int(shown[-1]) if len(shown) else 0
 
 
 def _search(wanted: int, dts: Int64Array) -> int:
-    """Return the last sample with dts <= ``wanted``, -1 without; among equals FFmpeg's bisection decides."""
+    """Return the last sample with dts <= ``wanted``, -1 without; among equals the one that FFmpeg meets."""
     low, high = -1, len(dts)
     if dts[-1] < wanted:
         low = high - 1

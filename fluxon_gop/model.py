@@ -136,7 +136,7 @@ class VideoIndex:
     sample_offset: Int64Array
     sample_size: Int64Array
     sample_pts: Int64Array
-    """Presentation time as FFmpeg's demuxer gives it, the edit list applied."""
+    """Presentation time as FFmpeg's demuxer gives it, the edit list applied (where it shows anything)."""
     sample_dts: Int64Array
     """Decode time on the same axis."""
     sample_entry: npt.NDArray[np.uint8]

@@ -26,6 +26,8 @@ HEAD_BYTES = 64 * 1024
 """First read of a cold file: holds the whole movie box of a short faststart file."""
 TAIL_BYTES = 1024 * 1024
 """Read in one go behind the media data, where the movie box is expected to be the file's rest."""
+MAX_TAIL_READS = 8
+"""Boxes behind which a tail is read in one go; a file with more of them costs a header's bytes each."""
 MAX_MOOV_BYTES = 512 * 1024 * 1024
 MAX_CHECKED = 1 << 16
 """Key samples that ``check`` reads; those beyond are checked when they are read."""
@@ -131,7 +133,9 @@ def _find_moov(size: int) -> Generator[Wave, list[bytes | memoryview], _Found]:
         if size - at < 8:
             break
         if at + HEADER_BYTES > start + len(held) and start + len(held) < size:
-            want = ByteRange(at, min(size, at + (TAIL_BYTES if count else HEADER_BYTES)))
+            want = ByteRange(
+                at, min(size, at + (TAIL_BYTES if 0 < count <= MAX_TAIL_READS else HEADER_BYTES))
+            )
             start, held = at, memoryview((yield (want,))[0])
         kind, header, box_size = parse_header(held, at - start)
         if count == 0 and kind not in TOP_LEVEL:

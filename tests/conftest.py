@@ -19,9 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if "full" in item.keywords and not config.getoption("--full"):
+        if item.get_closest_marker("full") and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="a long campaign: run with --full"))
-        if "corpus" in item.keywords and not CORPUS.is_dir():
+        if item.get_closest_marker("corpus") and not CORPUS.is_dir():
             item.add_marker(pytest.mark.skip(reason="the corpus of real files is not beside the checkout"))
 
 
