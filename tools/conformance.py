@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ from fluxon_gop import index_rows
 Pictures = dict[int, npt.NDArray[np.uint8]]
 MAX_FRAMES = 120
 """Frames of one file that are asked for, in random order."""
-TIME_LIMIT = 60.0
+TIME_LIMIT = 45.0
+JOBS = 2
+"""Pairs of file and reader at a time."""
 FAR = 12.0
 """Mean absolute difference of RGB beyond which a picture is not its frame under another colour conversion."""
 
@@ -301,11 +304,13 @@ def header(args: argparse.Namespace, versions: dict[str, str]) -> list[str]:
 def section(title: str, files: list[Path], readers: list[str], seed: int) -> list[str]:
     """Judge one group of files and return its table and sums."""
     rows, sums = [], {name: Counter[str]() for name in readers}
+    jobs = ThreadPoolExecutor(JOBS)
+    pending = {(path, name): jobs.submit(run, name, str(path), seed) for path in files for name in readers}
     for path in files:
         cells = []
         frames = "?"
         for name in readers:
-            result = run(name, str(path), seed)
+            result = pending[path, name].result()
             cells.append(word(result))
             if "frames" in result:
                 frames = f"{result['frames']}{' (damaged)' if result['damaged'] else ''}"
