@@ -73,6 +73,7 @@ def index_steps(
         raise UnsupportedMp4Error(text)
     track = choose(list(video_tracks(moov, signature.size)), stream_index)
     sample_entries.refuse_encrypted(track.entries)
+    sample_entries.refuse_external(need_child(track.trak, "mdia", "minf"), track.entries)
     moofs: list[Box] = []
     if child(moov, "mvex") is not None:
         chain = yield from walk(found.range.stop, signature.size, found.behind)
@@ -219,9 +220,6 @@ def _entry_reason(entries: tuple[SampleEntry, ...], samples: TrackSamples, track
         raise BoxError(text, path=track.stbl.path, offset=track.stbl.offset)
     if track.timescale == 0:
         return "the track has no timescale"
-    external = sample_entries.external_data(need_child(track.trak, "mdia", "minf"))
-    if external is not None:
-        return f"the samples lie outside the file ({external})"
     if len(entries) > 1:
         return f"{len(entries)} sample entries: the decoder's configuration changes"
     if not entries[0].codec:

@@ -347,7 +347,8 @@ class VideoReader:
         except EncryptedVideoError:
             raise
         except Mp4Error as error:
-            if isinstance(error, UnsupportedMp4Error) and stream is not None:
+            refused = error.numbers.get("refused") or stream is not None
+            if isinstance(error, UnsupportedMp4Error) and refused:
                 raise
             no_index = error.numbers["reason"]
         self._video = VideoJobs(self._source, index, no_index, self._choices)

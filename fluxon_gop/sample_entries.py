@@ -6,7 +6,7 @@ AV1 and VP codec bindings; which colour wins follows libavformat/mov.c.
 
 from __future__ import annotations
 
-from fluxon_gop.errors import EncryptedVideoError
+from fluxon_gop.errors import EncryptedVideoError, UnsupportedMp4Error
 from fluxon_gop.model import Colour, SampleEntry
 from fluxon_gop.mp4_boxes import Box, child, children
 
@@ -100,17 +100,26 @@ def _colr(box: Box) -> Colour | None:
     return Colour(primaries, transfer, matrix, 0 if full is None else 1 + full)
 
 
-def external_data(minf: Box) -> str | None:
-    """Return what lies outside the file by ``dref``, None where the samples are in it. Clause 8.7.2."""
+def refuse_external(minf: Box, entries: list[Box]) -> None:
+    """Raise UnsupportedMp4Error where an entry's samples lie in another file (``dref``). Clause 8.7.2.
+
+    FFmpeg would read this file's bytes in their place, or none.
+    """
     dref = child(minf, "dinf", "dref")
     if dref is None:
-        return None
-    for box in children(dref, skip=8):
-        if box.kind == "url " and not box.unpack("I")[0] & 1 and box.stop - box.start > 5:
-            return "url"
-        if box.kind in {"alis", "rsrc"} and not box.unpack("I")[0] & 1:
-            return box.kind
-    return None
+        return
+    named = {entry.unpack("H", 6)[0] - 1 for entry in entries}
+    for number, box in enumerate(children(dref, skip=8)):
+        if number not in named:
+            continue
+        inside = bool(box.unpack("I")[0] & 1)
+        empty = box.kind == "url " and box.stop - box.start <= 5
+        if box.kind in {"url ", "urn ", "alis", "rsrc"} and not inside and not empty:
+            text = (
+                f"{box.path} at byte {box.offset}: the samples lie in another file; "
+                "put media and movie box into one file"
+            )
+            raise UnsupportedMp4Error(text, refused=True, path=box.path, offset=box.offset)
 
 
 def describe(fourcc: str) -> str:

@@ -150,6 +150,9 @@ READERS: dict[str, Any] = {
 }
 
 
+MODULES = {"torchcodec.decoders": "torchcodec", "decord": "decord", "cv2": "opencv"}
+
+
 def judge(name: str, path: str, seed: int, pipe: Any) -> None:
     """Read one file with one reader, in this process, and send what came of it."""
     pictures, count, damaged = truth(path)
@@ -199,7 +202,8 @@ def compare(pictures: Pictures, number: int, got: npt.NDArray[np.uint8]) -> str:
 
 def run(name: str, path: str, seed: int) -> dict[str, Any]:
     """Judge one pair in a process of its own, within the time limit."""
-    context = multiprocessing.get_context("spawn")
+    # Forked off a server that has imported the readers and used none of them.
+    context = multiprocessing.get_context("forkserver")
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=judge, args=(name, path, seed, sending))
     process.start()
@@ -264,6 +268,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     versions = installed()
+    preload = ["numpy", "av", "fluxon_gop"]
+    preload += [m for m, prefix in MODULES.items() if any(name.startswith(prefix) for name in versions)]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
     readers = [name for name in args.readers or READERS if name in versions]
     with tempfile.TemporaryDirectory() as temporary:
         groups: list[tuple[str, list[Path]]] = []
