@@ -11,6 +11,7 @@ a reader's own colour conversion explains: it is nearer to another frame, or far
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -72,8 +73,10 @@ def ours(path: str, *, table: bool = False, container: bool = False) -> Any:
     """Read with this package."""
     index = None
     if table:
-        built = fg.build_index(path)
-        index = index_rows.decode(index_rows.rows_of(index_rows.encode([("key", built)]))[0])
+        with contextlib.suppress(fg.NotMp4Error, fg.BoxError, fg.UnsupportedMp4Error, fg.TruncatedMp4Error):
+            # What has no index has no row: it is read without one.
+            built = fg.build_index(path)
+            index = index_rows.decode(index_rows.rows_of(index_rows.encode([("key", built)]))[0])
     reader = fg.VideoReader.open(
         path, index=index, apply_rotation=False, path="container" if container else None
     )
