@@ -25,8 +25,11 @@ class ArrowFile:
         if self._held is None and self._path.exists():
             try:
                 with pa.ipc.open_file(pa.BufferReader(self._path.read_bytes())) as reader:
-                    self._held = reader.read_all()
-            except pa.ArrowInvalid as error:
+                    table = reader.read_all()
+                # Unchecked, damaged offsets end the process where a value is looked at.
+                table.validate(full=True)
+                self._held = table
+            except (pa.ArrowException, OSError, ValueError) as error:
                 text = f"{self._path}: no Arrow IPC file: {error}"
                 raise IndexTableError(text, uri=str(self._path)) from error
         return self._held

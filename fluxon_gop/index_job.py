@@ -6,7 +6,7 @@ entry points one more wave of small ranges.
 
 from __future__ import annotations
 
-from fluxon_gop.errors import Mp4Error, SourceError
+from fluxon_gop.errors import InvalidRequestError, Mp4Error, SourceError
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.mp4_index import HEAD_BYTES, index_steps
 from fluxon_gop.plan import GAP_BYTES
@@ -43,7 +43,7 @@ def index_job(
         try:
             (data,) = yield Wave(WaveKind.HEAD_MOOV, source, (hint,))
             held.insert(hint.start, data)
-        except SourceError:
+        except (SourceError, InvalidRequestError):
             stats.stale_rows += 1
             hint = None
     if hint is None:

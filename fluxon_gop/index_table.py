@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import pyarrow as pa
 from cachetools import LRUCache
 
-from fluxon_gop import index_rows
+from fluxon_gop import forks, index_rows
 from fluxon_gop.arrow_file import ArrowFile
 from fluxon_gop.errors import (
     ClosedError,
@@ -27,6 +27,7 @@ from fluxon_gop.index_rows import (
     INDEX_VERSION,
     KEY_COLUMNS,
     SCALAR_COLUMNS,
+    SCHEMA,
     SWM_COLUMNS,
     VERSION_KEY,
     Key,
@@ -38,6 +39,7 @@ from fluxon_gop.ranges import ByteRange
 if TYPE_CHECKING:
     from lance import LanceDataset
 
+MAX_HINT_BYTES = 512 * 1024 * 1024
 CACHE_BYTES = 256 * 1024 * 1024
 """Decoded rows that one table object keeps in memory."""
 
@@ -85,6 +87,11 @@ class IndexTable:
         self._scalars: pa.Table | None = None
         self._pid = os.getpid()
         self._closed = False
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent may hold the lock for ever."""
+        self._lock = threading.RLock()
 
     @classmethod
     def open(
@@ -272,6 +279,10 @@ def _check_schema(schema: pa.Schema, uri: str) -> None:
     if version != INDEX_VERSION:
         text = f"{uri}: index version {version}, this release reads {INDEX_VERSION}; build the table again"
         raise IndexVersionError(text, got=version, expected=INDEX_VERSION)
+    wrong = [f.name for f in SCHEMA if f.name not in schema.names or schema.field(f.name).type != f.type]
+    if wrong:
+        text = f"{uri}: not this format: columns missing or of another type: {', '.join(wrong[:8])}"
+        raise IndexTableError(text, uri=uri)
 
 
 def _decoded(row: dict[str, Any] | Hint) -> Row:
@@ -285,7 +296,14 @@ def _decoded(row: dict[str, Any] | Hint) -> Row:
 
 def _hints(table: pa.Table) -> list[Any]:
     ranges = table.column("moov_range").to_pylist()
-    return [Hint(ByteRange(r[0], r[0] + r[1])) if r and len(r) == 2 else Damaged() for r in ranges]
+    return [Hint(ByteRange(r[0], r[0] + r[1])) if _is_hint(r) else Damaged() for r in ranges]
+
+
+def _is_hint(value: Any) -> bool:
+    """Return whether a value is (offset, size) of something that can be a movie box."""
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(n, int) for n in value):
+        return False
+    return bool(value[0] >= 0 and 8 <= value[1] <= MAX_HINT_BYTES)
 
 
 class _LanceDataset:

@@ -7,6 +7,7 @@ Facts of PyAV and FFmpeg that this rests on stand beside the lines that need the
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -20,6 +21,7 @@ from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from fluxon_gop import forks
 from fluxon_gop.bitstream import nals_fill
 from fluxon_gop.entry_points import length_size
 from fluxon_gop.errors import DecodeError, FluxonGopError
@@ -80,6 +82,7 @@ class CutPackets:
         self._threads = num_threads
         self._codec: VideoCodecContext | None = None
         self._buffer: SparseBuffer | None = None
+        forks.watch(self)
         self.fetch_more: Callable[[int], int] | None = None
         """For long spans: called with the next sample, it puts more samples into the buffer and returns
         the first one that is not there yet."""
@@ -108,13 +111,21 @@ class CutPackets:
             data = self._buffer.view(start, start + size)
             if self._length_size and not nals_fill(data, self._length_size):
                 raise RowMismatchError
-            packet: Packet = av.Packet(data)  # type: ignore[arg-type]
+            # FFmpeg's own memory: padded for decoders that read past the end, and freed without Python, which
+            # a frame thread would wait for while the thread that ends the decoder waits for it.
+            packet: Packet = av.Packet(size)
+            packet.update(data)  # type: ignore[arg-type]
             packet.pts = packet.dts = sample
             yield packet
 
     def key(self, frame: VideoFrame) -> int | None:
         """Return the picture's sample: the decoder hands each packet's pts through."""
         return frame.pts
+
+    def after_fork(self) -> None:
+        """Leave the parent's decoder alone: freeing it would wait for threads that are not here."""
+        _abandon(self._codec)
+        self._codec = self._buffer = None
 
     def close(self) -> None:
         """Drop the decoder."""
@@ -169,8 +180,7 @@ class DemuxedPackets:
         self._next_frame = 0
         self._demuxed: Iterator[Packet] | None = None
         self._sample_of: dict[int, int] = {}
-        self.ended = False
-        """Counted: the stream has been decoded to its end; ``position`` is its number of frames."""
+        forks.watch(self)
 
     @property
     def position(self) -> int:
@@ -201,7 +211,7 @@ class DemuxedPackets:
                     other.discard = Discard.all
             set_threads(self._decoder(stream, name), self._threads)
             self._container, self._stream = container, stream
-            self._next_frame, self._demuxed, self.ended = 0, None, False
+            self._next_frame, self._demuxed = 0, None
         return self._stream
 
     def _choose(self, container: InputContainer) -> VideoStream | None:
@@ -289,10 +299,22 @@ class DemuxedPackets:
             return self._next_frame - 1
         return None if frame.pts is None else self._sample_of.get(frame.pts)
 
+    def after_fork(self) -> None:
+        """Leave the parent's demuxer and decoder alone."""
+        for thing in (self._container, self._stream, self._demuxed):
+            _abandon(thing)
+        self._container = self._stream = self._demuxed = None
+
     def close(self) -> None:
         """Close the file."""
         self.rewind()
         self._file.buffer = None
+
+
+def _abandon(thing: object) -> None:
+    """Make an object live for ever, so that it is never freed in this process."""
+    if thing is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _words(error: BaseException) -> str:

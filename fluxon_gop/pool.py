@@ -9,18 +9,25 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
+from fluxon_gop import forks
 from fluxon_gop.batch_plan import BatchPlan, PlannedVideo
-from fluxon_gop.errors import ClosedError, FluxonGopError, FrameIndexError, InvalidRequestError
+from fluxon_gop.errors import (
+    ClosedError,
+    FluxonGopError,
+    FrameIndexError,
+    InvalidRequestError,
+    SourceChangedError,
+)
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.prefetch import Crew
 from fluxon_gop.ranges import Int64Array
 from fluxon_gop.reader import MAX_BATCH_BYTES, VideoReader, look_up
-from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult, check_positive
+from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult, check_positive, check_threads
 from fluxon_gop.sources import RangeSource
 from fluxon_gop.stats import ReadStats
 from fluxon_gop.video_jobs import FrameSet
@@ -58,7 +65,13 @@ class VideoReaderPool:
             path: "container" or "packet" to force the way of all; None chooses.
         """
         check_positive("max_readers", max_readers)
-        check_positive("num_threads", num_threads)
+        check_threads(num_threads)
+        if path not in {None, "packet", "container"}:
+            text = f"path is {path!r}: want None, 'packet' or 'container'"
+            raise InvalidRequestError(text)
+        if index is not None and not isinstance(index, VideoIndex | IndexTable):
+            text = f"index is a {type(index).__name__}: want a VideoIndex, an IndexTable, or None"  # type: ignore[unreachable]
+            raise TypeError(text)
         check_positive("max_batch_bytes", max_batch_bytes)
         self._max_readers = int(max_readers)
         self._max_bytes = int(max_batch_bytes)
@@ -80,7 +93,13 @@ class VideoReaderPool:
             ("open_count", "close_count", "evict_count", "reader_cache_hits", "reader_cache_misses"), 0
         )
         self._closed = False
-        self._pid = os.getpid()
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: what other threads of the parent held or ran is not here."""
+        self._lock = threading.Lock()
+        self._crews = set()
+        self._busy = 0
 
     def read_many(
         self, requests: Sequence[VideoReadRequest], *, on_error: str = "raise"
@@ -109,8 +128,17 @@ class VideoReaderPool:
         leased: list[tuple[ReaderKey, VideoReader]] = []
         healthy: set[int] = set()
         try:
-            for key, members in groups.items():
-                leased.append((key, self._lease(key, requests[members[0]].uri)))
+            for key in list(groups):
+                try:
+                    leased.append((key, self._lease(key)))
+                except ClosedError:
+                    raise
+                except FluxonGopError as error:
+                    # An address that nothing can be opened by.
+                    if on_error == "raise":
+                        raise
+                    mine = {m: requests[m].frames for m in groups.pop(key)}
+                    _deal(None, error, mine, ReadStats(), results)
             stats = self._look_up_rows([reader for _, reader in leased])
             wanted = [
                 np.unique(np.concatenate([requests[m].frames for m in members]))
@@ -133,7 +161,8 @@ class VideoReaderPool:
                         self._one_by_one(leased[n][1], mine, stats[n], results)
                     else:
                         _deal(outcome.value, outcome.error, mine, stats[n], results)
-                    healthy.add(n)
+                    if not isinstance(outcome.error, SourceChangedError):
+                        healthy.add(n)
                     if on_error == "raise":
                         failed = next((r for m in mine if (r := results[m]) and r.error), None)
                         if failed is not None and failed.error is not None:
@@ -151,8 +180,7 @@ class VideoReaderPool:
         groups = _grouped(requests)
         leased: list[tuple[ReaderKey, VideoReader]] = []
         try:
-            for key, members in groups.items():
-                leased.append((key, self._lease(key, requests[members[0]].uri)))
+            leased.extend((key, self._lease(key)) for key in groups)
             self._look_up_rows([reader for _, reader in leased])
             for (_, reader), members in zip(leased, groups.values(), strict=True):
                 frames = np.unique(np.concatenate([requests[m].frames for m in members]))
@@ -216,7 +244,7 @@ class VideoReaderPool:
 
     # ---------------------------------------------------------------- readers
 
-    def _lease(self, key: ReaderKey, uri: Uri) -> VideoReader:
+    def _lease(self, key: ReaderKey) -> VideoReader:
         """Take an idle reader of this key, or make one."""
         with self._lock:
             self._check_open()
@@ -230,7 +258,7 @@ class VideoReaderPool:
             self._counts["reader_cache_misses"] += 1
             self._counts["open_count"] += 1
         try:
-            return VideoReader(uri, height=key[1], width=key[2], **self._options)
+            return VideoReader(cast("Uri", key[0]), height=key[1], width=key[2], **self._options)
         except BaseException:
             with self._lock:
                 self._busy -= 1
@@ -258,11 +286,6 @@ class VideoReaderPool:
         if self._closed:
             text = "the pool is closed"
             raise ClosedError(text)
-        if self._pid != os.getpid():
-            # A fork may have come in the midst of another thread's call.
-            self._pid = os.getpid()
-            self._crews = set()
-            self._busy = 0
 
     def _look_up_rows(self, readers: list[VideoReader]) -> list[ReadStats]:
         """Look up all rows of a batch at once; return fresh stats for each reader."""
@@ -311,9 +334,16 @@ def _grouped(requests: Sequence[VideoReadRequest]) -> dict[ReaderKey, list[int]]
     groups: dict[ReaderKey, list[int]] = {}
     for place, request in enumerate(requests):
         uri = request.uri
-        video: object = uri if isinstance(uri, RangeSource) else os.fspath(uri)
-        groups.setdefault((video, request.height, request.width), []).append(place)
+        groups.setdefault((_video_of(uri), request.height, request.width), []).append(place)
     return groups
+
+
+def _video_of(uri: Uri) -> object:
+    """Return what a video is known by: a relative path means another file after a change of folder."""
+    if isinstance(uri, RangeSource):
+        return uri
+    text = os.fspath(uri)
+    return text if "://" in text else os.path.abspath(text)  # noqa: PTH100 - resolve() would follow links
 
 
 def _deal(

@@ -13,10 +13,13 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from fluxon_gop import forks
 from fluxon_gop.decode import UInt8Array
 from fluxon_gop.errors import (
     ClosedError,
     EncryptedVideoError,
+    ForkedProcessError,
+    FrameIndexError,
     InvalidRequestError,
     Mp4Error,
     SourceChangedError,
@@ -27,9 +30,17 @@ from fluxon_gop.index_table import Damaged, Hint, IndexTable, Row
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.packets import RowMismatchError
 from fluxon_gop.plan import Path, VideoPlan
-from fluxon_gop.prefetch import Job, run_one
-from fluxon_gop.ranges import Int64Array
-from fluxon_gop.requests import Indices, Uri, as_frames, check_positive, check_size
+from fluxon_gop.prefetch import Job, Wave, run_one
+from fluxon_gop.ranges import ByteRange, Int64Array
+from fluxon_gop.requests import (
+    Indices,
+    Uri,
+    as_frames,
+    check_positive,
+    check_size,
+    check_stream,
+    check_threads,
+)
 from fluxon_gop.sources import RangeSource, open_source
 from fluxon_gop.stats import ReadStats, WaveKind
 from fluxon_gop.video_jobs import Choices, FrameSet, VideoJobs
@@ -58,7 +69,8 @@ class VideoReader:
     ) -> None:
         """Check the arguments; no IO. Use :meth:`open`, which also gets the index."""
         check_size(height, width)
-        check_positive("num_threads", num_threads)
+        check_threads(num_threads)
+        check_stream(stream_index)
         if path not in {None, "packet", "container"}:
             text = f"path is {path!r}: want None, 'packet' or 'container'"
             raise InvalidRequestError(text)
@@ -76,14 +88,15 @@ class VideoReader:
             path=None if path is None else Path(path),
             max_bytes=max_bytes,
         )
+        self._given = index
         self._row: Row = index if isinstance(index, VideoIndex) else None
         self._table = index if isinstance(index, IndexTable) else None
         self._video: VideoJobs | None = None
         self._built_here = False
         self._stats = ReadStats()
         self._lock = threading.RLock()
-        self._pid = os.getpid()
         self._closed = False
+        forks.watch(self)
 
     @classmethod
     def open(
@@ -194,18 +207,28 @@ class VideoReader:
         """Yield (frame number, uint8 (H, W, 3)) in rising order, in bounded memory.
 
         Bytes come in waves of up to 8 MiB, each after the frames of the one before; nothing is decoded
-        twice. Other threads wait until the iterator is done with.
+        twice. The reader may be used meanwhile.
         """
         first = int(as_frames([start])[0])
         check_positive("step", step)
         last = self.num_frames if stop is None else min(int(as_frames([stop])[0]), self.num_frames)
-        with self._lock:
-            self._check_open()
-            stats = ReadStats()
-            try:
-                yield from self._at_hand.iterate(np.arange(first, last, step, dtype=np.int64), stats)
-            finally:
-                self._stats.add(stats)
+        stats = ReadStats()
+        pictures = self._at_hand.iterate(np.arange(first, last, step, dtype=np.int64), stats)
+        pid = os.getpid()
+        try:
+            while True:
+                # Held for a step at a time: the caller may go on in another thread, or never.
+                with self._lock:
+                    self._check_open()
+                    if pid != os.getpid():
+                        text = f"{self.key}: an iterator of the parent goes on in a forked child; start a new one"
+                        raise ForkedProcessError(text, source=self.key)
+                    item = next(pictures, None)
+                if item is None:
+                    return
+                yield item
+        finally:
+            self._stats.add(stats)
 
     def plan(self, frames: Int64Array) -> VideoPlan:
         """Return the plan of ``frames`` (sorted, unique) by the index at hand; no IO."""
@@ -217,7 +240,12 @@ class VideoReader:
             self._closed = True
             if self._video is not None:
                 self._video.drop_decoders()
-            self._source.close()
+            if self._source is not self._uri:
+                self._source.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent may hold the lock for ever."""
+        self._lock = threading.RLock()
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -232,7 +260,7 @@ class VideoReader:
         size = self._choices.size or (None, None)
         recipe = {
             "uri": self._uri,
-            "index": self.index or self._table or self._row,
+            "index": self.index or (self._row if isinstance(self._row, VideoIndex) else self._given),
             "height": size[0],
             "width": size[1],
             "num_threads": self._choices.num_threads,
@@ -282,7 +310,12 @@ class VideoReader:
         if self._built_here:
             return (yield from self._at_hand.read(frames, stats))
         try:
-            result = yield from self._at_hand.read(frames, stats)
+            try:
+                result = yield from self._at_hand.read(frames, stats)
+            except FrameIndexError:
+                # Before the row is believed, one byte tells whether the file is still its version.
+                yield Wave(WaveKind.HEAD_MOOV, self._source, (ByteRange(0, 1),))
+                raise
             if not result.failures:
                 return result
             # The pictures may be damaged, or the row: a fresh index tells.
@@ -323,11 +356,6 @@ class VideoReader:
         if self._closed:
             text = f"{self._source.name}: the reader is closed"
             raise ClosedError(text)
-        if self._pid != os.getpid():
-            # A forked child makes its own decoders.
-            if self._video is not None:
-                self._video.forget_decoders()
-            self._pid = os.getpid()
 
     def _index_job(self, stats: ReadStats) -> Job[None]:
         """Get the index: the given one, the table's, or one built on the fly."""

@@ -19,6 +19,12 @@ from fluxon_gop.ranges import Int64Array
 from fluxon_gop.sources import RangeSource
 from fluxon_gop.stats import ReadStats
 
+MAX_NUMBER = 1 << 62
+MAX_FRAMES = 1 << 32
+MAX_SIDE = 1 << 15
+"""Rows or columns of an output picture; swscale's own bound."""
+MAX_THREADS = 1024
+
 Uri = str | os.PathLike[str] | RangeSource
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]] | range
 
@@ -31,9 +37,12 @@ def as_frames(indices: Indices) -> Int64Array:
         InvalidRequestError: a negative number.
     """
     if isinstance(indices, range):
+        if len(indices) > MAX_FRAMES or (len(indices) and not -1 <= indices[-1] < MAX_NUMBER):
+            text = f"{indices} names more frames than a video has"
+            raise InvalidRequestError(text)
         frames = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
     elif isinstance(indices, np.ndarray):
-        if indices.ndim != 1 or (indices.size and not np.issubdtype(indices.dtype, np.integer)):
+        if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
             text = f"indices is an array of {indices.dtype}, shape {indices.shape}: want integers, one axis"
             raise TypeError(text)
         frames = indices.astype(np.int64)
@@ -53,10 +62,37 @@ def _as_integer(value: Any) -> int:
         text = f"indices holds {value!r}, a bool: want integers"
         raise TypeError(text)
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         text = f"indices holds {value!r}, a {type(value).__name__}: want integers"
         raise TypeError(text) from None
+    if number >= MAX_NUMBER:
+        text = f"frame {number} is beyond the end of any video"
+        raise InvalidRequestError(text)
+    if number < 0:
+        text = f"frame {number} is negative: frames count from 0"
+        raise InvalidRequestError(text)
+    return number
+
+
+def check_threads(num_threads: Any) -> None:
+    """Refuse a number of threads that no decoder takes."""
+    check_positive("num_threads", num_threads)
+    if num_threads > MAX_THREADS:
+        text = f"num_threads is {num_threads}: want at most {MAX_THREADS}"
+        raise InvalidRequestError(text)
+
+
+def check_stream(stream_index: Any) -> None:
+    """Refuse a stream number that is no whole number from 0."""
+    if stream_index is None:
+        return
+    if isinstance(stream_index, bool | np.bool_) or not isinstance(stream_index, int | np.integer):
+        text = f"stream_index is {stream_index!r}, a {type(stream_index).__name__}: want an int or None"
+        raise TypeError(text)
+    if stream_index < 0:
+        text = f"stream_index is {stream_index}: streams count from 0"
+        raise InvalidRequestError(text)
 
 
 def check_size(height: int | None, width: int | None) -> None:
@@ -67,6 +103,9 @@ def check_size(height: int | None, width: int | None) -> None:
     if height is not None:
         check_positive("height", height)
         check_positive("width", width)
+        if max(height, width or 0) > MAX_SIDE:
+            text = f"height={height}, width={width}: want at most {MAX_SIDE}"
+            raise InvalidRequestError(text)
 
 
 def check_positive(name: str, value: Any) -> None:

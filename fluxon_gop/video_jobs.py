@@ -50,13 +50,16 @@ class FrameSet:
     frames: Int64Array
     array: UInt8Array
     failures: dict[int, FluxonGopError]
+    given: bool = False
+    """The whole array is a caller's already."""
 
     def rows(self, wanted: Int64Array) -> UInt8Array:
         """Return the rows of ``wanted``, in its order; raises the first failure among them."""
         for frame in wanted.tolist() if self.failures else ():
             if frame in self.failures:
                 raise self.failures[frame]
-        if np.array_equal(wanted, self.frames):
+        if np.array_equal(wanted, self.frames) and not self.given:
+            self.given = True
             return self.array
         return self.array[np.searchsorted(self.frames, wanted)]
 
@@ -252,16 +255,21 @@ class VideoJobs:
         canvas = self._canvas(len(frames), *self._natural) if self._natural else None
         errors = stats.decode_errors
         missing = dict(row_of)
-        for number, frame in decode_span(way, Span(0, 0, wanted), buffer, stats, None):
-            if self._natural is None:
-                matrix = display_matrix(frame)
-                turn = Orientation.from_matrix(matrix) if matrix else Orientation()
-                self._natural = ((frame.height, frame.width), turn)
-            if canvas is None:
-                canvas = self._canvas(len(frames), *self._natural)
-            row = missing.pop(number, None)
-            if row is not None:
-                canvas.paint(row, frame)
+        try:
+            for number, frame in decode_span(way, Span(0, 0, wanted), buffer, stats, None):
+                if self._natural is None:
+                    matrix = display_matrix(frame)
+                    turn = Orientation.from_matrix(matrix) if matrix else Orientation()
+                    self._natural = ((frame.height, frame.width), turn)
+                if canvas is None:
+                    canvas = self._canvas(len(frames), *self._natural)
+                row = missing.pop(number, None)
+                if row is not None:
+                    canvas.paint(row, frame)
+        except BaseException:
+            # The count is lost with the pictures that were under way.
+            way.rewind()
+            raise
         failures: dict[int, FluxonGopError] = {}
         if missing:
             damaged = stats.decode_errors > errors
@@ -299,8 +307,12 @@ class VideoJobs:
             buffer = SparseBuffer(self._source, stats)
             yield Compute()
             with Stopwatch(stats):
-                for _ in decode_span(way, Span(0, 0, (COUNT_ALL,)), buffer, stats, None):
-                    pass
+                try:
+                    for _ in decode_span(way, Span(0, 0, (COUNT_ALL,)), buffer, stats, None):
+                        pass
+                except BaseException:
+                    way.rewind()
+                    raise
             self._counted_frames = way.position
             way.rewind()
         return self._counted_frames
@@ -343,11 +355,21 @@ class VideoJobs:
             yield from self.iterate(frames, stats)
             return
         for span in plan.spans:
-            for sample, frame in decode_span(way, span, buffer, stats, index.sample_frame):
-                canvas = self._canvas(1, *self._index_picture(index))
-                canvas.paint(0, frame)
-                number = frame_of.pop(sample)
-                yield number, canvas.array[0]
+            try:
+                for sample, frame in decode_span(way, span, buffer, stats, index.sample_frame):
+                    canvas = self._canvas(1, *self._index_picture(index))
+                    canvas.paint(0, frame)
+                    number = frame_of.pop(sample)
+                    yield number, canvas.array[0]
+            except OrderMismatchError:
+                # The rest goes the way that a single read would go.
+                rest = np.array(sorted(frame_of.values()), np.int64)
+                for number in rest.tolist():
+                    yield (
+                        number,
+                        run_one(self.read(np.array([number]), stats), stats).rows(np.array([number]))[0],
+                    )
+                return
         if frame_of:
             failures = self._failures(tuple(frame_of.values()))
             raise next(iter(failures.values()))
@@ -382,10 +404,6 @@ class VideoJobs:
         text = f"{name}: FFmpeg's decoder gives no picture for frame {shown} ({len(frames)} in this read)"
         error = DecodeError(text, source=name, frames=tuple(sorted(frames)))
         return dict.fromkeys(frames, error)
-
-    def forget_decoders(self) -> None:
-        """In a forked child: leave the parent's decoders alone and open new ones."""
-        self._cut = self._demuxed = None
 
     def drop_decoders(self) -> None:
         """Close decoders and demuxer; the next read opens new ones."""

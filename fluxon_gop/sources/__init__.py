@@ -44,11 +44,18 @@ def open_source(
     if not text_uri:
         text = "uri is empty: want a path, an address, or a RangeSource"
         raise InvalidRequestError(text)
+    if "\0" in text_uri:
+        text = "uri holds a NUL: want a path, an address, or a RangeSource"
+        raise InvalidRequestError(text)
     scheme = text_uri.split("://", 1)[0].lower() if "://" in text_uri else ""
     if not scheme:
         return LocalSource(text_uri)
     if scheme == "file":
-        return LocalSource(unquote(urlsplit(text_uri).path))
+        parts = urlsplit(text_uri)
+        if parts.netloc not in {"", "localhost"} or not parts.path:
+            text = f"{text_uri}: want file:///path, on this machine"
+            raise InvalidRequestError(text)
+        return LocalSource(unquote(parts.path))
     if scheme in {"http", "https"}:
         return ObjectStoreSource(text_uri, storage_options)
     text = f"{scheme}:// is not supported: want a path, file://, http:// or https://"

@@ -7,6 +7,7 @@ import stat
 import threading
 from pathlib import Path
 
+from fluxon_gop import forks
 from fluxon_gop.errors import (
     ClosedError,
     ShortReadError,
@@ -32,6 +33,7 @@ class LocalSource:
         self._signature: Signature | None = None
         self._closed = False
         self._lock = threading.Lock()
+        forks.watch(self)
 
     @property
     def name(self) -> str:
@@ -54,17 +56,19 @@ class LocalSource:
         """Return bytes ``[start, stop)`` by pread."""
         check_range(self.name, start, stop)
         descriptor = self._open()
-        now = _signature(descriptor)
-        if now != self._signature:
-            assert self._signature is not None
-            raise changed(self.name, self._signature, now)
         try:
+            now = _signature(descriptor)
+            if now != self._signature:
+                assert self._signature is not None
+                raise changed(self.name, self._signature, now)
             data = os.pread(descriptor, stop - start, start)
             while data and len(data) < stop - start:
                 more = os.pread(descriptor, stop - start - len(data), start + len(data))
                 if not more:
                     break
                 data += more
+        except SourceError:
+            raise
         except OSError as error:
             text = f"{self.name}: bytes [{start}, {stop}) could not be read: {error.strerror}"
             raise SourceError(text, source=self.name) from error
@@ -77,6 +81,10 @@ class LocalSource:
         """Return the first ``size`` bytes or the whole file."""
         size = min(size, self.signature.size)
         return self.read(0, size) if size else b""
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent may hold the lock for ever."""
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close the file."""
@@ -112,7 +120,8 @@ class LocalSource:
 
 def _open_file(path: Path) -> int:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # A pipe that nobody writes to would block the opening for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
         text = f"{path}: no such file"
         raise SourceNotFoundError(text, source=str(path)) from error
@@ -122,9 +131,10 @@ def _open_file(path: Path) -> int:
     except OSError as error:
         text = f"{path}: cannot be opened: {error.strerror}"
         raise SourceError(text, source=str(path)) from error
-    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        text = f"{path}: is a directory, want a file"
+        text = f"{path}: is {'a directory' if stat.S_ISDIR(mode) else 'no regular file'}, want a file"
         raise SourceError(text, source=str(path))
     return descriptor
 

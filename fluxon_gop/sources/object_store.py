@@ -41,6 +41,14 @@ MAX_RETRIES = 3
 RETRY_TIMEOUT = timedelta(seconds=60)
 
 _lock = threading.Lock()
+
+
+def _new_lock() -> None:
+    global _lock  # noqa: PLW0603 - in a forked child another thread's lock is held for ever
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
 _stores: dict[tuple[str, tuple[tuple[str, Any], ...]], HTTPStore] = {}
 _runtime_pid: int | None = None
 
@@ -72,11 +80,18 @@ class ObjectStoreSource:
             url: ``http://`` or ``https://``; a query string is sent as it is and never shown.
             storage_options: obstore's client options (``timeout``, ``default_headers``...).
         """
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            text = f"{parts.scheme}://...: want a full http:// or https:// address"
+        try:
+            url.encode()
+            parts = urlsplit(url)
+            port = f":{parts.port}" if parts.port else ""
+            path = unquote(parts.path)
+        except ValueError as error:
+            text = f"no http address: {str(error).split('://', 1)[0]}"
+            raise InvalidRequestError(text) from None
+        folders = path.split("/")
+        if parts.scheme not in {"http", "https"} or not parts.hostname or "\0" in path or ".." in folders:
+            text = f"{parts.scheme}://{parts.hostname}/...: want a full http:// or https:// address, without '..'"
             raise InvalidRequestError(text)
-        port = f":{parts.port}" if parts.port else ""
         self._name = f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
         self._url = url
         self._options = dict(storage_options or {})
@@ -154,7 +169,9 @@ class ObjectStoreSource:
         try:
             return request(_store(self._base, self._options))
         except store_errors.PreconditionError as error:
-            assert self._signature is not None
+            if self._signature is None:
+                text = f"{self.name}: the server answers 412 to a request without a condition"
+                raise SourceError(text, source=self.name) from None
             raise changed(self.name, self._signature, Signature(-1, "another (412)")) from error
         except (store_errors.NotFoundError, FileNotFoundError) as error:
             text = f"{self.name}: no such file"
@@ -162,7 +179,7 @@ class ObjectStoreSource:
         except (store_errors.PermissionDeniedError, store_errors.UnauthenticatedError) as error:
             text = f"{self.name}: the server refuses the read"
             raise SourcePermissionError(text, source=self.name) from error
-        except (store_errors.BaseError, OSError) as error:
+        except (store_errors.BaseError, OSError, ValueError, TypeError) as error:
             reason = str(error).split("\n", 1)[0].replace(self._url, self.name)
             if "kind: Timeout" in str(error) or "timed out" in str(error):
                 limit = self._options.get("timeout", REQUEST_TIMEOUT)
@@ -187,7 +204,7 @@ def _without_query(reason: str) -> str:
 
 def _signature(meta: ObjectMeta) -> Signature:
     modified = meta["last_modified"]
-    etag = meta["e_tag"]
+    etag = meta["e_tag"] or None
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     mtime_ns = int((modified - epoch) / timedelta(microseconds=1)) * 1000
     return Signature(meta["size"], etag, mtime_ns or None)
