@@ -37,7 +37,8 @@ def as_frames(indices: Indices) -> Int64Array:
         InvalidRequestError: a negative number.
     """
     if isinstance(indices, range):
-        if len(indices) > MAX_FRAMES or (len(indices) and not -1 <= indices[-1] < MAX_NUMBER):
+        far = max(abs(indices.start), abs(indices.stop)) >= MAX_NUMBER
+        if far or len(indices) > MAX_FRAMES:
             text = f"{indices} names more frames than a video has"
             raise InvalidRequestError(text)
         frames = np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)

@@ -16,14 +16,15 @@ import datetime
 import importlib.metadata
 import json
 import multiprocessing
+import pickle
 import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -37,28 +38,37 @@ MAX_FRAMES = 120
 """Frames of one file that are asked for, in random order."""
 TIME_LIMIT = 45.0
 JOBS = 2
-"""Pairs of file and reader at a time."""
+"""Files at a time."""
+LARGE = 2_000_000
+"""Bytes of a picture beyond which a quarter of the frames is asked for."""
+NEAR = 24
+"""Frames around one that it may be mistaken for."""
 FAR = 12.0
 """Mean absolute difference of RGB beyond which a picture is not its frame under another colour conversion."""
 
 
-def truth(path: str, keep: set[int] | None = None) -> tuple[Pictures, int, bool]:
-    """Return (pictures kept, number of frames, damaged) of FFmpeg's full decode."""
+def decoded(path: str) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+    """Yield (number, RGB) of every frame of FFmpeg's full decode; raises where it breaks off."""
+    with av.open(path, metadata_errors="ignore") as container:
+        stream: Any = container.streams.best("video")
+        if stream is None or stream.codec_context is None:
+            return
+        stream.thread_type = "NONE"
+        stream.codec_context.thread_count = 1
+        frame: Any
+        for number, frame in enumerate(container.decode(stream)):
+            yield number, frame.reformat(format="rgb24", interpolation="BILINEAR", threads=1).to_ndarray()
+
+
+def truth(path: str, keep: set[int]) -> tuple[Pictures, int, bool]:
+    """Return (pictures kept, number of frames, damaged)."""
     pictures: Pictures = {}
     count = 0
     try:
-        with av.open(path, metadata_errors="ignore") as container:
-            stream: Any = container.streams.best("video")
-            if stream is None or stream.codec_context is None:
-                return {}, 0, True
-            stream.thread_type = "NONE"
-            stream.codec_context.thread_count = 1
-            frame: Any
-            for frame in container.decode(stream):
-                if keep is None or count in keep:
-                    rgb = frame.reformat(format="rgb24", interpolation="BILINEAR", threads=1)
-                    pictures[count] = rgb.to_ndarray()
-                count += 1
+        for number, picture in decoded(path):
+            count = number + 1
+            if number in keep:
+                pictures[number] = picture
     except av.error.FFmpegError:
         return pictures, count, True
     return pictures, count, False
@@ -156,12 +166,45 @@ READERS: dict[str, Any] = {
 MODULES = {"torchcodec.decoders": "torchcodec", "decord": "decord", "cv2": "opencv"}
 
 
-def judge(name: str, path: str, seed: int, pipe: Any) -> None:
-    """Read one file with one reader, in this process, and send what came of it."""
-    pictures, count, damaged = truth(path)
+class Truth(NamedTuple):
+    """What FFmpeg's full decode gives of one file."""
+
+    frames: int
+    damaged: bool
+    numbers: list[int]
+    """Frames to ask for, in random order."""
+    pictures: Pictures
+    near: Pictures
+    """Every fourth row and column of the frames around them."""
+
+
+def prepare(path: str, seed: int, target: str) -> None:
+    """Decode one file and keep what judging it needs."""
+    _, count, _ = truth(path, set())
     numbers = list(range(count))
     random.Random(seed).shuffle(numbers)
-    result: dict[str, Any] = {"frames": count, "damaged": damaged, "length": None}
+    first, _, _ = truth(path, {0}) if count else ({}, 0, False)
+    large = bool(first) and first[0].size > LARGE
+    numbers = numbers[: MAX_FRAMES // 4 if large else MAX_FRAMES]
+    around = {other for n in numbers for other in range(n - NEAR, n + NEAR + 1)}
+    pictures, near, damaged = {}, {}, False
+    try:
+        for number, picture in decoded(path):
+            if number in around:
+                near[number] = picture[::4, ::4].copy()
+            if number in set(numbers):
+                pictures[number] = picture
+    except av.error.FFmpegError:
+        damaged = True
+    with Path(target).open("wb") as file:
+        pickle.dump(Truth(count, damaged, numbers, pictures, near), file)
+
+
+def judge(name: str, path: str, prepared: str, pipe: Any) -> None:
+    """Read one file with one reader, in this process, and send what came of it."""
+    with Path(prepared).open("rb") as file:
+        known: Truth = pickle.load(file)
+    result: dict[str, Any] = {"frames": known.frames, "damaged": known.damaged, "length": None}
     tally: Counter[str] = Counter()
     try:
         length, read = READERS[name](path)
@@ -169,19 +212,19 @@ def judge(name: str, path: str, seed: int, pipe: Any) -> None:
     except Exception as error:  # noqa: BLE001 - whatever a reader raises is its answer
         pipe.send({**result, "open": f"{type(error).__name__}: {str(error)[:120]}"})
         return
-    for number in numbers[:MAX_FRAMES]:
+    for number in known.numbers:
         try:
             got = read(number)
         except Exception:  # noqa: BLE001 - see above
             tally["raised"] += 1
             continue
-        tally[compare(pictures, number, got)] += 1
-    pipe.send({**result, **tally, "asked": min(count, MAX_FRAMES)})
+        tally[compare(known, number, got)] += 1
+    pipe.send({**result, **tally, "asked": len(known.numbers)})
 
 
-def compare(pictures: Pictures, number: int, got: npt.NDArray[np.uint8]) -> str:
+def compare(known: Truth, number: int, got: npt.NDArray[np.uint8]) -> str:
     """Return "exact" (bit for bit), "exact up to colour", or "wrong" for one picture."""
-    want = pictures[number]
+    want = known.pictures[number]
     if got.shape != want.shape:
         return "other size"
     if np.array_equal(got, want):
@@ -189,26 +232,22 @@ def compare(pictures: Pictures, number: int, got: npt.NDArray[np.uint8]) -> str:
     small = got[::4, ::4].astype(np.int16)
 
     def distance(other: int) -> float:
-        picture = pictures.get(other)
-        if picture is None or picture.shape != got.shape:
+        picture = known.near.get(other)
+        if picture is None or picture.shape != small.shape:
             return 1e9
-        return float(np.abs(small - picture[::4, ::4]).mean())
+        return float(np.abs(small - picture).mean())
 
     mine = distance(number)
-    near = [other for step in range(1, 24) for other in (number - step, number + step) if other in pictures]
-    return (
-        "wrong"
-        if mine > FAR or any(distance(other) + 0.5 < mine for other in near)
-        else "exact up to colour"
-    )
+    others = [other for step in range(1, NEAR) for other in (number - step, number + step)]
+    return "wrong" if mine > FAR or any(distance(n) + 0.5 < mine for n in others) else "exact up to colour"
 
 
-def run(name: str, path: str, seed: int) -> dict[str, Any]:
+def run(name: str, path: str, prepared: str) -> dict[str, Any]:
     """Judge one pair in a process of its own, within the time limit."""
     # Forked off a server that has imported the readers and used none of them.
     context = multiprocessing.get_context("forkserver")
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=judge, args=(name, path, seed, sending))
+    process = context.Process(target=judge, args=(name, path, prepared, sending))
     process.start()
     sending.close()
     answer: dict[str, Any] = {"open": "hung"}
@@ -220,6 +259,22 @@ def run(name: str, path: str, seed: int) -> dict[str, Any]:
     process.kill()
     process.join()
     return answer
+
+
+def run_file(path: Path, readers: list[str], seed: int) -> dict[str, dict[str, Any]]:
+    """Judge one file with all readers."""
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = str(Path(folder) / "truth")
+        process = multiprocessing.get_context("forkserver").Process(
+            target=prepare, args=(str(path), seed, prepared)
+        )
+        process.start()
+        process.join(4 * TIME_LIMIT)
+        process.kill()
+        if not Path(prepared).exists():
+            with Path(prepared).open("wb") as file:
+                pickle.dump(Truth(0, True, [], {}, {}), file)
+        return {name: run(name, str(path), prepared) for name in readers}
 
 
 def word(result: dict[str, Any]) -> str:
@@ -315,12 +370,12 @@ def section(title: str, files: list[Path], readers: list[str], seed: int) -> lis
     """Judge one group of files and return its table and sums."""
     rows, sums = [], {name: Counter[str]() for name in readers}
     jobs = ThreadPoolExecutor(JOBS)
-    pending = {(path, name): jobs.submit(run, name, str(path), seed) for path in files for name in readers}
+    pending = {path: jobs.submit(run_file, path, readers, seed) for path in files}
     for path in files:
         cells = []
         frames = "?"
         for name in readers:
-            result = pending[path, name].result()
+            result = pending[path].result()[name]
             cells.append(word(result))
             if "frames" in result:
                 frames = f"{result['frames']}{' (damaged)' if result['damaged'] else ''}"
