@@ -59,19 +59,23 @@ class BatchPlan:
         """Return one line for the batch and one a video."""
         lines = [
             (
-                f"{_count(len(self.videos), 'video')}: {_count(self.waves, 'wave')}, {_count(self.requests, 'request')}, "
+                f"{count_of(len(self.videos), 'video')}: {count_of(self.waves, 'wave')}, {count_of(self.requests, 'request')}, "
                 f"{self.nbytes:,} bytes, {self.over_read:.2f} of what is needed"
             )
         ]
         for video in self.videos:
             path = video.plan.path.value if video.plan else "index first"
             note = f" ({video.note})" if video.note else ""
-            lines.append(
-                f"  {video.name}: {_count(video.frames, 'frame')}, {path}{note}, "
-                f"{_count(video.requests, 'request')}, {video.nbytes:,} bytes"
-            )
+            lines.append(f"  {video.name}: {count_of(video.frames, 'frame')}, {path}{note}, {_cost(video)}")
         return "\n".join(lines)
 
 
-def _count(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
+    """Return ``1 wave``, ``2 waves``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _cost(video: PlannedVideo) -> str:
+    if video.plan is not None and not video.plan.ranges and video.frames:
+        return "read on demand: requests and bytes are not foreseen"
+    return f"{count_of(video.requests, 'request')}, {video.nbytes:,} bytes"

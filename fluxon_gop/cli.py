@@ -15,13 +15,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from PIL import Image
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from fluxon_gop import __version__
-from fluxon_gop.batch_plan import BatchPlan
+from fluxon_gop.batch_plan import BatchPlan, count_of
 from fluxon_gop.demo import run_demo
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError
 from fluxon_gop.facts import one_line, outcome, plan_facts, row_of, table_facts, video_facts
@@ -112,11 +113,12 @@ def index_build(
     check: Annotated[
         Check, typer.Option(help="Prove where decoding may start, or take the container's word.")
     ] = Check.ENTRY_POINTS,
+    rebuild: Annotated[bool, typer.Option(help="Build the rows of unchanged files again.")] = False,
     as_json: Json = False,
 ) -> None:
     """Index videos into a table.
 
-    Files that have not changed since their row was built are skipped, failures listed at the end. With --json one line a video, as each is done, then a line with the sums.
+    Of a folder, files that are named like MP4 are taken (.mp4, .m4v, .mov, .3gp, .3g2, .m4s, .avif). Files that have not changed since their row was built, and checked as asked, are skipped; failures are listed at the end. With --json one line a video, as each is done, then a line with the sums.
     """
     videos = list(find_videos(src))
     with IndexTable.open(to, create=True) as table, _progress("indexing", len(videos)) as advance:
@@ -126,7 +128,7 @@ def index_build(
             if as_json:
                 _print_json(outcome(built))
 
-        report = build_table(videos, table, check=check.value, progress=tell)
+        report = build_table(videos, table, check=check.value, rebuild=rebuild, progress=tell)
     requests, nbytes = report.stats.total_requests, report.stats.total_bytes
     if as_json:
         sums = {"built": report.built, "skipped": report.skipped, "failed": len(report.failures)}
@@ -223,12 +225,19 @@ def read(
 ) -> None:
     """Read exact frames into PNG files or a sheet."""
     numbers = _numbers(frames)
+    for place, wrong, want in ((out, Path.is_file, "a folder"), (sheet, Path.is_dir, "a file")):
+        if place is not None and wrong(place):
+            said = f"{place}: want {want}"
+            raise typer.BadParameter(said)
     folder = Path() if out is None and sheet is None else out
     files: list[str] = []
     with (
         _opened(table) as index,
         VideoReader.open(video, index=index, height=height, width=width) as reader,
     ):
+        if reader.index is not None and reader.index.container_reason is None:
+            # Before a file is written.
+            reader.index.check_frames(np.array(numbers), reader.key)
 
         def pictures() -> Iterator[Any]:
             for start in range(0, len(numbers), BATCH):
@@ -249,7 +258,11 @@ def read(
     else:
         print("\n".join(files))
         waves = sum(stats.waves.values())
-        _remark(f"{waves} waves, {stats.total_requests} requests, {stats.total_bytes:,} bytes")
+        _remark(
+            f"{count_of(waves, 'wave')}, {count_of(stats.total_requests, 'request')}, {stats.total_bytes:,} bytes"
+        )
+        if stats.stale_rows or stats.damaged_rows:
+            _remark(f"{table}: its row of this video does not fit the file; build it again (index build)")
 
 
 @app.command(epilog=_example("demo", "demo my.mp4 --latency-ms 100 --out demo-of-mine --json"))

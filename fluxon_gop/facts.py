@@ -55,6 +55,7 @@ def video_facts(uri: str, index: VideoIndex) -> dict[str, Any]:
         },
         "key_samples": {
             "proven": verdicts[Verdict.PROVEN] + verdicts[Verdict.PROVEN_TRAILING],
+            "decoded": verdicts[Verdict.DECODED] + verdicts[Verdict.DECODED_TRAILING],
             "unchecked": verdicts[Verdict.UNCHECKED],
             "refused": verdicts[Verdict.REFUSED],
         },
@@ -78,7 +79,10 @@ def row_of(table: IndexTable, video: str) -> VideoIndex:
     try:
         row = table.lookup([source.name])[0]
         if row is None:
-            text = f"{table.uri}: no row for {source.name}; add it with: fluxon-gop index build"
+            text = (
+                f"{table.uri}: no row for {source.name}; add it with: fluxon-gop index build "
+                f"{source.name} --to {table.uri} (what is no MP4 needs none)"
+            )
             raise IndexMissingError(text, key=source.name)
         if not isinstance(row, VideoIndex):
             what = "is damaged" if isinstance(row, Damaged) else "has the container's claims only"

@@ -17,7 +17,7 @@ from fluxon_gop.decode_check import check_by_decoding
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError
 from fluxon_gop.index_job import index_job
 from fluxon_gop.index_table import IndexTable
-from fluxon_gop.model import VideoIndex
+from fluxon_gop.model import Verdict, VideoIndex
 from fluxon_gop.prefetch import Crew, run_one
 from fluxon_gop.requests import Uri
 from fluxon_gop.sources import RangeSource, open_source
@@ -134,6 +134,7 @@ def build_indexes(
     table: IndexTable | None = None,
     *,
     check: str = "entry-points",
+    rebuild: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[Built]:
     """Yield how each video went, 64 side by side; rows that fit their file are skipped without a read.
@@ -142,7 +143,9 @@ def build_indexes(
     """
     pending = iter(videos)
     while batch := list(islice(pending, BATCH)):
-        outcomes = list(_build_batch(batch, table, check=check, storage_options=storage_options))
+        outcomes = list(
+            _build_batch(batch, table, check=check, rebuild=rebuild, storage_options=storage_options)
+        )
         if table is not None:
             table.replace(
                 (outcome.uri, outcome.index)
@@ -157,6 +160,7 @@ def _build_batch(
     table: IndexTable | None,
     *,
     check: str,
+    rebuild: bool,
     storage_options: Mapping[str, Any] | None,
 ) -> Iterator[Built]:
     sources: list[RangeSource] = []
@@ -164,7 +168,7 @@ def _build_batch(
         for uri in batch:
             try:
                 source = open_source(uri, storage_options)
-                if table is not None and _unchanged(source, table):
+                if table is not None and not rebuild and _unchanged(source, table, check):
                     source.close()
                     yield Built(source.name, None, None, ReadStats(), skipped=True)
                     continue
@@ -194,10 +198,21 @@ def _build_batch(
             source.close()
 
 
-def _unchanged(source: RangeSource, table: IndexTable) -> bool:
-    """Return whether the table's row fits the file; costs the file's signature."""
-    row = table.signature(source.name)
-    return row is not None and row.fits(source.signature)
+def _unchanged(source: RangeSource, table: IndexTable, check: str) -> bool:
+    """Return whether the table's row fits the file and is checked as asked; costs the file's signature."""
+    known = table.signature(source.name)
+    if known is None or not known.fits(source.signature):
+        return False
+    row = table.lookup([source.name])[0]
+    return isinstance(row, VideoIndex) and _level(row) >= CHECKS.index(check)
+
+
+def _level(row: VideoIndex) -> int:
+    """Return which of CHECKS a row has been through."""
+    found = set(row.verdicts.tolist())
+    if not found or found & {Verdict.DECODED, Verdict.DECODED_TRAILING}:
+        return 2
+    return 1 if row.container_reason is not None or Verdict.UNCHECKED not in found else 0
 
 
 def build_table(
@@ -205,6 +220,7 @@ def build_table(
     table: IndexTable,
     *,
     check: str = "entry-points",
+    rebuild: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[Built], None] | None = None,
 ) -> BuildReport:
@@ -213,7 +229,8 @@ def build_table(
     Args:
         sources: see :func:`find_videos`.
         table: rows are added, or replaced where the file changed.
-        check: see :func:`build_index`.
+        check: see :func:`build_index`; a row that is checked less is built again.
+        rebuild: build all rows again, unchanged files' too.
         storage_options: for the sources.
         progress: called with each outcome.
     """
@@ -221,7 +238,9 @@ def build_table(
         text = f"check is {check!r}: want one of {', '.join(CHECKS)}"
         raise InvalidRequestError(text)
     report = BuildReport()
-    for built in build_indexes(find_videos(sources), table, check=check, storage_options=storage_options):
+    for built in build_indexes(
+        find_videos(sources), table, check=check, rebuild=rebuild, storage_options=storage_options
+    ):
         report.stats.add(built.stats)
         report.skipped += built.skipped
         report.built += built.index is not None

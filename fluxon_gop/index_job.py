@@ -6,7 +6,10 @@ entry points one more wave of small ranges.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fluxon_gop.errors import InvalidRequestError, Mp4Error, SourceError
+from fluxon_gop.index_table import IndexTable, Row
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.mp4_index import HEAD_BYTES, index_steps
 from fluxon_gop.plan import GAP_BYTES
@@ -73,3 +76,14 @@ def index_job(
         numbers = {**error.numbers, "source": name, "reason": error.message}
         text = f"{name}: {error.message}"
         raise type(error)(text, **numbers) from error
+
+
+def look_up(table: IndexTable, keys: list[Any], stats: ReadStats) -> list[Row]:
+    """Return the rows of ``keys``; a read of the table counts as one wave."""
+    held = table.held(keys)
+    if held is not None:
+        return held
+    rows = table.lookup(keys)
+    stats.count_wave(WaveKind.INDEX, 1, 0)
+    stats.depth += 1
+    return rows

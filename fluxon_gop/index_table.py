@@ -115,7 +115,16 @@ class IndexTable:
         text_uri = os.fspath(uri)
         store: _Store
         if text_uri.endswith(".arrow"):
-            store = ArrowFile(Path(text_uri))
+            path = text_uri.removeprefix("file://")
+            if "://" in path:
+                text = (
+                    f"{text_uri}: an .arrow table is a local file; use a Lance data set on remote storage"
+                )
+                raise IndexTableError(text, uri=text_uri)
+            store = ArrowFile(Path(path))
+        elif Path(text_uri).is_file():
+            text = f"{text_uri}: is a file; want a Lance data set (a folder), or a name that ends in .arrow"
+            raise IndexTableError(text, uri=text_uri)
         else:
             store = _LanceDataset(text_uri, storage_options)
         schema = store.schema()

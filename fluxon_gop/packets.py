@@ -175,6 +175,8 @@ class DemuxedPackets:
         self._threads = num_threads
         self.counted = index is None or index.container_reason is not None
         self._file = SparseFile(size)
+        self.hint = ""
+        """What the parser said of the file, for the error where FFmpeg cannot open it either."""
         self._container: InputContainer | None = None
         self._stream: VideoStream | None = None
         self._next_frame = 0
@@ -198,7 +200,7 @@ class DemuxedPackets:
             except FluxonGopError:
                 raise
             except (av.error.FFmpegError, ValueError, OSError) as error:
-                text = f"{name}: FFmpeg cannot open the file: {_words(error)}"
+                text = f"{name}: FFmpeg cannot open the file: {_words(error)}{self.hint}"
                 raise DecodeError(text, source=name, frames=()) from error
             stream = self._choose(container)
             if stream is None:

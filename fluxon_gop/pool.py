@@ -22,15 +22,16 @@ from fluxon_gop.errors import (
     InvalidRequestError,
     SourceChangedError,
 )
+from fluxon_gop.frame_set import FrameSet
+from fluxon_gop.index_job import look_up
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.prefetch import Crew
 from fluxon_gop.ranges import Int64Array
-from fluxon_gop.reader import MAX_BATCH_BYTES, VideoReader, look_up
+from fluxon_gop.reader import MAX_BATCH_BYTES, VideoReader
 from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult, check_positive, check_threads
 from fluxon_gop.sources import RangeSource
 from fluxon_gop.stats import ReadStats
-from fluxon_gop.video_jobs import FrameSet
 
 ReaderKey = tuple[object, int | None, int | None]
 
@@ -186,7 +187,7 @@ class VideoReaderPool:
                 frames = np.unique(np.concatenate([requests[m].frames for m in members]))
                 reader.use_row()
                 plan = reader.plan(frames) if reader.has_index_or_reason else None
-                note = (plan.reason or "") if plan else "no row: head and movie box first"
+                note = (plan.reason or "") if plan else f"{reader.why_no_row}: head and movie box first"
                 videos.append(PlannedVideo(reader.source.name, len(frames), plan, note))
                 waves = waves if plan else 3
         finally:

@@ -25,7 +25,8 @@ from fluxon_gop.errors import (
     SourceChangedError,
     UnsupportedMp4Error,
 )
-from fluxon_gop.index_job import index_job
+from fluxon_gop.frame_set import FrameSet
+from fluxon_gop.index_job import index_job, look_up
 from fluxon_gop.index_table import Damaged, Hint, IndexTable, Row
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.packets import RowMismatchError
@@ -43,7 +44,7 @@ from fluxon_gop.requests import (
 )
 from fluxon_gop.sources import RangeSource, open_source
 from fluxon_gop.stats import ReadStats, WaveKind
-from fluxon_gop.video_jobs import Choices, FrameSet, VideoJobs
+from fluxon_gop.video_jobs import Choices, VideoJobs
 
 MAX_BATCH_BYTES = 1 << 30
 
@@ -284,6 +285,13 @@ class VideoReader:
         return self._table is not None and self._video is None and self._row is None
 
     @property
+    def why_no_row(self) -> str:
+        """What became of the table's row, in words."""
+        if isinstance(self._row, VideoIndex):
+            return "the row is of another version of the file, build it again"
+        return "the row is damaged, build it again" if isinstance(self._row, Damaged) else "no row"
+
+    @property
     def has_index_or_reason(self) -> bool:
         """Whether a plan can be made without IO."""
         return self._video is not None
@@ -385,17 +393,6 @@ class VideoReader:
     def _count_job(self, stats: ReadStats) -> Job[int]:
         yield from self._index_job(stats)
         return (yield from self._at_hand.count(stats))
-
-
-def look_up(table: IndexTable, keys: list[Any], stats: ReadStats) -> list[Row]:
-    """Return the rows of ``keys``; a read of the table counts as one wave."""
-    held = table.held(keys)
-    if held is not None:
-        return held
-    rows = table.lookup(keys)
-    stats.count_wave(WaveKind.INDEX, 1, 0)
-    stats.depth += 1
-    return rows
 
 
 def _reopen(recipe: dict[str, Any]) -> VideoReader:

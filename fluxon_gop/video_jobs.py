@@ -15,6 +15,7 @@ import numpy as np
 from fluxon_gop import entry_points
 from fluxon_gop.decode import Canvas, Stopwatch, UInt8Array, decode_span
 from fluxon_gop.errors import DecodeError, FluxonGopError
+from fluxon_gop.frame_set import FrameSet
 from fluxon_gop.model import Orientation, Verdict, VideoIndex, beyond_the_end
 from fluxon_gop.packets import (
     CutPackets,
@@ -41,27 +42,6 @@ from fluxon_gop.stats import ReadStats, WaveKind
 
 COUNT_ALL = 1 << 62
 """A frame number that no video has: counting runs to the end."""
-
-
-@dataclass
-class FrameSet:
-    """The pictures of some frames: row i of ``array`` is ``frames[i]`` unless ``failures`` names it."""
-
-    frames: Int64Array
-    array: UInt8Array
-    failures: dict[int, FluxonGopError]
-    given: bool = False
-    """The whole array is a caller's already."""
-
-    def rows(self, wanted: Int64Array) -> UInt8Array:
-        """Return the rows of ``wanted``, in its order; raises the first failure among them."""
-        for frame in wanted.tolist() if self.failures else ():
-            if frame in self.failures:
-                raise self.failures[frame]
-        if np.array_equal(wanted, self.frames) and not self.given:
-            self.given = True
-            return self.array
-        return self.array[np.searchsorted(self.frames, wanted)]
 
 
 @dataclass(frozen=True)
@@ -224,6 +204,7 @@ class VideoJobs:
         stats.frames_requested += len(frames)
         plan = self.plan(frames)
         way = self._demuxed_way()
+        way.hint = f" (and: {self._no_index})" if self._no_index else ""
         buffer = SparseBuffer(self._source, stats)
         stats.wanted_bytes += plan.wanted_bytes
         if plan.ranges and plan.nbytes <= self._choices.max_bytes and not (way.counted and way.position):

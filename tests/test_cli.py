@@ -141,7 +141,7 @@ def test_show_tells_of_one_video(folder, table, capsys):
         "seconds": 2.4,
         "fps": 25.0,
         "gops": {"count": 5, "min": 12, "median": 12.0, "max": 12},
-        "key_samples": {"proven": 5, "unchecked": 0, "refused": 0},
+        "key_samples": {"proven": 5, "decoded": 0, "unchecked": 0, "refused": 0},
         "path": "packet",
         "reason": None,
         "index_bytes": index.nbytes,
@@ -299,7 +299,7 @@ def test_read_makes_one_sheet(folder, capsys):
         (["read", "bframes.mp4", "--frames", "1:2:3:4"], 2, "Usage: "),
         (["read", "bframes.mp4", "--frames", "60"], 1, "FrameIndexError: "),
         (["read", "bframes.mp4", "--frames", "0", "--height", "8"], 2, "InvalidRequestError: height=8"),
-        (["read", "bframes.mp4", "--frames", "0", "--out", "notes.txt"], 1, "FileExistsError: "),
+        (["read", "bframes.mp4", "--frames", "0", "--out", "notes.txt"], 2, "Usage: "),
         (["demo", "gone.mp4", "--out", "x"], 1, "SourceNotFoundError: {}/gone.mp4: no such file\n"),
         (["demo", "notes.txt", "--out", "x"], 1, "building the index table\nNotMp4Error: "),
         (["demo", "--latency-ms", "-1", "--out", "x"], 2, "InvalidRequestError: latency"),
@@ -342,3 +342,34 @@ def test_python_m_runs_it():
         [sys.executable, "-m", "fluxon_gop", "--version"], check=True, capture_output=True, text=True
     )
     assert (f"{fg.__version__}\n", "") == (ran.stdout, ran.stderr)
+
+
+def test_a_stricter_check_builds_unchanged_rows_again(tmp_path, media, capsys):
+    """Rows checked as asked are skipped; a stricter check, or --rebuild, builds them again."""
+    table = str(tmp_path / "t.arrow")
+    words = ["index", "build", str(media["hev1"]), "--to", table]
+    for more, said in (
+        (["--check", "none"], "1 built, 0 skipped"),
+        (["--check", "none"], "0 built, 1 skipped"),
+        ([], "1 built, 0 skipped"),
+        (["--check", "none"], "0 built, 1 skipped"),
+        (["--check", "decode"], "1 built, 0 skipped"),
+        (["--check", "decode"], "0 built, 1 skipped"),
+        (["--check", "none", "--rebuild"], "1 built, 0 skipped"),
+    ):
+        assert main([*words, *more]) == 0
+        assert said in capsys.readouterr().out
+
+
+def test_a_stale_row_is_told(tmp_path, media, capsys):
+    """Plan and read say that the table's row is of another version of the file."""
+    path = tmp_path / "v.mp4"
+    path.write_bytes(media["bframes"].read_bytes())
+    table = str(tmp_path / "t.arrow")
+    assert main(["index", "build", str(path), "--to", table]) == 0
+    path.write_bytes(media["vp9"].read_bytes())
+    capsys.readouterr()
+    assert main(["plan", str(path), "--frames", "3", "--table", table]) == 0
+    assert "another version of the file, build it again" in capsys.readouterr().out
+    assert main(["read", str(path), "--frames", "3", "--out", str(tmp_path), "--table", table]) == 0
+    assert "does not fit the file; build it again" in capsys.readouterr().err

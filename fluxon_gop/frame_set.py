@@ -1,0 +1,37 @@
+"""The pictures of some frames, and the errors of those that have none.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fluxon_gop.errors import FluxonGopError
+from fluxon_gop.ranges import Int64Array
+
+UInt8Array = npt.NDArray[np.uint8]
+
+
+@dataclass
+class FrameSet:
+    """The pictures of some frames: row i of ``array`` is ``frames[i]`` unless ``failures`` names it."""
+
+    frames: Int64Array
+    array: UInt8Array
+    failures: dict[int, FluxonGopError]
+    given: bool = False
+    """The whole array is a caller's already."""
+
+    def rows(self, wanted: Int64Array) -> UInt8Array:
+        """Return the rows of ``wanted``, in its order; raises the first failure among them."""
+        for frame in wanted.tolist() if self.failures else ():
+            if frame in self.failures:
+                raise self.failures[frame]
+        if np.array_equal(wanted, self.frames) and not self.given:
+            self.given = True
+            return self.array
+        return self.array[np.searchsorted(self.frames, wanted)]
