@@ -161,7 +161,7 @@ def test_show_tells_of_one_video(folder, table, capsys):
         "seconds:        2.4",
         "fps:            25",
         "gops:           count 5, min 12, median 12, max 12",
-        "key samples:    proven 5, unchecked 0, refused 0",
+        "key samples:    proven 5, decoded 0, unchecked 0, refused 0",
         "path:           packet",
         "reason:         -",
         f"index bytes:    {index.nbytes}",
