@@ -28,8 +28,8 @@ from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.prefetch import Crew
 from fluxon_gop.ranges import Int64Array
-from fluxon_gop.reader import MAX_BATCH_BYTES, VideoReader
-from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult, check_positive, check_threads
+from fluxon_gop.reader import MAX_BATCH_BYTES, VideoReader, check_options
+from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult, check_positive
 from fluxon_gop.sources import RangeSource
 from fluxon_gop.stats import ReadStats
 
@@ -66,13 +66,7 @@ class VideoReaderPool:
             path: "container" or "packet" to force the way of all; None chooses.
         """
         check_positive("max_readers", max_readers)
-        check_threads(num_threads)
-        if path not in {None, "packet", "container"}:
-            text = f"path is {path!r}: want None, 'packet' or 'container'"
-            raise InvalidRequestError(text)
-        if index is not None and not isinstance(index, VideoIndex | IndexTable):
-            text = f"index is a {type(index).__name__}: want a VideoIndex, an IndexTable, or None"  # type: ignore[unreachable]
-            raise TypeError(text)
+        check_options(index, num_threads, path)
         check_positive("max_batch_bytes", max_batch_bytes)
         self._max_readers = int(max_readers)
         self._max_bytes = int(max_batch_bytes)

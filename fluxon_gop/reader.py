@@ -70,14 +70,8 @@ class VideoReader:
     ) -> None:
         """Check the arguments; no IO. Use :meth:`open`, which also gets the index."""
         check_size(height, width)
-        check_threads(num_threads)
         check_stream(stream_index)
-        if path not in {None, "packet", "container"}:
-            text = f"path is {path!r}: want None, 'packet' or 'container'"
-            raise InvalidRequestError(text)
-        if index is not None and not isinstance(index, VideoIndex | IndexTable):
-            text = f"index is a {type(index).__name__}: want a VideoIndex, an IndexTable, or None"  # type: ignore[unreachable]
-            raise TypeError(text)
+        check_options(index, num_threads, path)
         self._uri = uri
         self._storage_options = storage_options
         self._source = open_source(uri, storage_options)
@@ -393,6 +387,17 @@ class VideoReader:
     def _count_job(self, stats: ReadStats) -> Job[int]:
         yield from self._index_job(stats)
         return (yield from self._at_hand.count(stats))
+
+
+def check_options(index: object, num_threads: Any, path: str | None) -> None:
+    """Refuse an index, a number of threads or a path that no reader takes."""
+    check_threads(num_threads)
+    if path not in {None, "packet", "container"}:
+        text = f"path is {path!r}: want None, 'packet' or 'container'"
+        raise InvalidRequestError(text)
+    if index is not None and not isinstance(index, VideoIndex | IndexTable):
+        text = f"index is a {type(index).__name__}: want a VideoIndex, an IndexTable, or None"
+        raise TypeError(text)
 
 
 def _reopen(recipe: dict[str, Any]) -> VideoReader:

@@ -13,7 +13,7 @@ from pathlib import Path
 import av
 
 from fluxon_gop.encode import Recipe
-from tests.media import make
+from tests.media import RECIPES, make
 
 FAST = {"preset": "ultrafast", "sc_threshold": "0"}
 BASE = Recipe(options={**FAST, "g": "12", "bf": "2"})
@@ -90,25 +90,12 @@ def _two_tracks(path: Path, base: Path) -> Path:
 
 def _late_key(path: Path, base: Path) -> Path:
     """An open GOP cut in its midst: the first samples have no key before them."""
-    source = _encoded(CASE_RECIPES["open_gop"])(path.with_suffix(".source.mp4"), base)
+    source = _encoded(RECIPES["opengop"])(path.with_suffix(".source.mp4"), base)
     remux(source, path, skip=15)
     source.unlink()
     return path
 
 
-CASE_RECIPES = {
-    "open_gop": Recipe(
-        options={
-            "preset": "veryfast",
-            "x264-params": "open-gop=1:keyint=12:min-keyint=12:scenecut=0:bframes=3",
-        }
-    ),
-    "hevc": Recipe(
-        codec="libx265",
-        tag="hvc1",
-        options={"preset": "ultrafast", "x265-params": "keyint=12:log-level=none"},
-    ),
-}
 FRAGMENTS = "frag_keyframe+empty_moov+default_base_moof"
 
 CASES: dict[str, tuple[str, Callable]] = {
@@ -119,8 +106,8 @@ CASES: dict[str, tuple[str, Callable]] = {
     "non-zero start": (".mp4", _copied(shift=-10 * 12800)),  # 5
     "negative cts": (".mp4", _copied(options={"movflags": "negative_cts_offsets"})),  # 6
     "empty edit": (".mp4", _copied(shift=-6400, audio=True)),  # 7
-    "open GOP H.264": (".mp4", _encoded(CASE_RECIPES["open_gop"])),  # 8
-    "open GOP HEVC": (".mp4", _encoded(CASE_RECIPES["hevc"])),  # 8
+    "open GOP H.264": (".mp4", _encoded(RECIPES["opengop"])),  # 8
+    "open GOP HEVC": (".mp4", _encoded(RECIPES["hevc"])),  # 8
     "VFR": (".mp4", _encoded(BASE, times=[n + 2 * (n // 3) for n in range(COUNT)])),  # 9
     "truncated": (".mp4", _truncated),  # 10, 12
     "AVI": (".avi", _encoded(Recipe(codec="mpeg4", options={"g": "12", "bf": "2"}))),  # 11, 16
