@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class VideoReader:
-    """Reads exact frames of one video. Serialises threads that use it at once; closes its source."""
+    """Reads exact frames of one video. Serialises threads that use it at once; closes what it opened."""
 
     def __init__(
         self,

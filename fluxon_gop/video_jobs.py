@@ -97,6 +97,7 @@ class VideoJobs:
                 read = self._packet_job if self._uses_packets() else self._container_job
                 result = yield from read(frames, stats)
                 if result is not None:
+                    stats.frames_requested += len(frames)
                     return result
             except OrderMismatchError:
                 assert self.index is not None
@@ -145,16 +146,25 @@ class VideoJobs:
             if self._verify:
                 self._hold_against_bytes(plan, buffer)
             yield Compute()
-            rank = index.sample_frame
-            with Stopwatch(stats):
-                for span in plan.spans:
-                    for sample, frame in decode_span(way, span, buffer, stats, rank):
-                        row = missing.pop(sample, None)
-                        if row is not None:
-                            canvas.paint(row, frame)
-        stats.frames_requested += len(frames)
+            self._paint(way, plan, buffer, stats, missing, canvas)
         failed = tuple(int(frames[row]) for row in missing.values())
         return FrameSet(frames, canvas.array, self._failures(failed))
+
+    def _paint(
+        self,
+        way: CutPackets | DemuxedPackets,
+        plan: VideoPlan,
+        buffer: SparseBuffer,
+        stats: ReadStats,
+        missing: dict[int, int],
+        canvas: Canvas,
+    ) -> None:
+        """Decode the plan's spans into the rows that ``missing`` names by sample, and strike those out."""
+        assert self.index is not None
+        with Stopwatch(stats):
+            for span in plan.spans:
+                for sample, frame in decode_span(way, span, buffer, stats, self.index.sample_frame):
+                    canvas.paint(missing.pop(sample), frame)
 
     def _hold_against_bytes(self, plan: VideoPlan, buffer: SparseBuffer) -> None:
         """Raise RowMismatchError where an entry point's bytes are not what the index says."""
@@ -201,10 +211,8 @@ class VideoJobs:
     def _container_job(self, frames: Int64Array, stats: ReadStats) -> Job[FrameSet | None]:
         """Read on the container path; None where a check shows that the index is not certain."""
         stats.container_reads += 1
-        stats.frames_requested += len(frames)
         plan = self.plan(frames)
         way = self._demuxed_way()
-        way.hint = f" (and: {self._no_index})" if self._no_index else ""
         buffer = SparseBuffer(self._source, stats)
         stats.wanted_bytes += plan.wanted_bytes
         if plan.ranges and plan.nbytes <= self._choices.max_bytes and not (way.counted and way.position):
@@ -214,16 +222,14 @@ class VideoJobs:
         if checked is None:
             return None
         yield Compute()
-        with Stopwatch(stats):
-            if way.counted:
+        if way.counted:
+            with Stopwatch(stats):
                 return self._decode_counted(way, frames, buffer, stats)
-            assert self.index is not None
-            canvas = self._canvas(len(frames), *self._index_picture(self.index))
-            samples = self.index.frame_sample[frames].tolist()
-            missing = dict(zip(samples, range(len(frames)), strict=True))
-            for span in checked.spans:
-                for sample, frame in decode_span(way, span, buffer, stats, self.index.sample_frame):
-                    canvas.paint(missing.pop(sample), frame)
+        assert self.index is not None
+        canvas = self._canvas(len(frames), *self._index_picture(self.index))
+        samples = self.index.frame_sample[frames].tolist()
+        missing = dict(zip(samples, range(len(frames)), strict=True))
+        self._paint(way, checked, buffer, stats, missing, canvas)
         failed = tuple(int(frames[row]) for row in missing.values())
         return FrameSet(frames, canvas.array, self._failures(failed))
 
@@ -367,6 +373,7 @@ class VideoJobs:
             self._demuxed = DemuxedPackets(
                 self.index, self._source.signature.size, stream, self._choices.num_threads
             )
+            self._demuxed.hint = f" (and: {self._no_index})" if self._no_index else ""
         return self._demuxed
 
     def _index_picture(self, index: VideoIndex) -> tuple[tuple[int, int], Orientation]:
