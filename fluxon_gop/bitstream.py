@@ -118,12 +118,76 @@ def sample_nals(data: memoryview, length_size: int, sample_size: int) -> Iterato
         at += size
 
 
-def nals_fill(data: memoryview, length_size: int) -> bool:
-    """Return whether NAL units with their lengths fill the sample exactly, as ISO/IEC 14496-15 demands."""
+class Use(NamedTuple):
+    """What a sample's NAL headers say of the pictures that may need it."""
+
+    fills: bool
+    """NAL units with their lengths fill the sample exactly, as ISO/IEC 14496-15 demands."""
+    layer: int
+    """Its temporal layer (H.264: 0)."""
+    spare: bool
+    """No picture of this or a lower layer needs it, and it carries nothing but that picture."""
+
+
+_PLAIN_SEI = frozenset({0, 1, 4, 132})
+"""Buffering, timing, captions, hashes: messages that change no later picture."""
+
+
+def avc_use(data: memoryview, length_size: int) -> Use:
+    """Return the use of an H.264 sample: spare where all slices have nal_ref_idc 0. Clause 7.4.1."""
     at, end = 0, len(data)
+    slices, rest = 0, False
     while at + length_size < end:
-        at += length_size + int.from_bytes(data[at : at + length_size])
-    return at == end
+        start = at + length_size
+        at = start + int.from_bytes(data[at:start])
+        if at == start:
+            continue
+        head = data[start]
+        if head == 1:
+            slices += 1
+        elif head & 31 not in {9, 12} and not (head & 31 == 6 and _plain(data[start + 1 : at])):
+            rest = True
+    return Use(at == end, 0, slices > 0 and not rest)
+
+
+def hevc_use(data: memoryview, length_size: int) -> Use:
+    """Return the use of an HEVC sample: spare where it is a sub-layer non-reference picture. Table 7-1."""
+    at, end = 0, len(data)
+    slices, rest, layer = 0, False, 0
+    while at + length_size < end:
+        start = at + length_size
+        at = start + int.from_bytes(data[at:start])
+        if at < start + 2 or start + 1 >= end:
+            continue
+        kind = data[start] >> 1 & 63
+        if kind < 32:
+            layer = max(layer, (data[start + 1] & 7) - 1)
+        # The bits between are the layer of a scalable stream, which is no part of the picture here.
+        if kind < 15 and not kind & 1 and not (data[start] & 1 or data[start + 1] >> 3):
+            slices += 1
+        elif kind not in {35, 38} and not (kind in {39, 40} and _plain(data[start + 2 : at])):
+            rest = True
+    return Use(at == end, layer, slices > 0 and not rest)
+
+
+def _plain(message: memoryview) -> bool:
+    """Return whether an SEI NAL unit's payloads are all of a plain kind. H.264 clause 7.3.2.3.1."""
+    raw = bytes(message).replace(b"\0\0\3", b"\0\0")
+    at = 0
+    while at + 2 < len(raw):
+        numbers = []
+        for _ in range(2):
+            number = 0
+            while at < len(raw) and raw[at] == 255:
+                number, at = number + 255, at + 1
+            if at == len(raw):
+                return False
+            numbers.append(number + raw[at])
+            at += 1
+        if numbers[0] not in _PLAIN_SEI:
+            return False
+        at += numbers[1]
+    return True
 
 
 class AvcSps(NamedTuple):

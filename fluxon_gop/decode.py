@@ -1,4 +1,4 @@
-"""One decode loop for both ways to packets, and the one conversion to RGB.
+"""One decode loop for both ways to packets.
 
 A picture is FFmpeg's own or an error: targets that do not come out are named, never replaced.
 """
@@ -6,63 +6,67 @@ A picture is FFmpeg's own or an error: targets that do not come out are named, n
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import av
-import numpy as np
-import numpy.typing as npt
 from av.video.frame import VideoFrame
-from av.video.reformatter import Interpolation, VideoReformatter
 
-from fluxon_gop.model import Orientation
-from fluxon_gop.packets import OrderMismatchError, Packet, Way
+from fluxon_gop.packets import OrderMismatchError, Way
 from fluxon_gop.plan import Span
 from fluxon_gop.sparse_buffer import SparseBuffer
 from fluxon_gop.stats import ReadStats
 
-UInt8Array = npt.NDArray[np.uint8]
+Picture = tuple[int, VideoFrame]
+"""A target and its decoded picture."""
+Order = Callable[[int], tuple[int, int] | None]
 
 
 def decode_span(
-    way: Way, span: Span, buffer: SparseBuffer, stats: ReadStats, rank: npt.NDArray[np.int64] | None
-) -> Iterator[tuple[int, VideoFrame]]:
+    way: Way, span: Span, buffer: SparseBuffer, stats: ReadStats, order: Order | None
+) -> Iterator[Picture | None]:
     """Yield (target, picture) for the span's targets as they come out of the decoder.
 
     Sends packets up to the last needed one, then drains: nothing behind it is needed. A packet that the
     decoder refuses is counted and the next one is sent; a target that never comes is simply not yielded.
+    Yields None where the way waits for more bytes in the buffer.
 
     Args:
         way: where the packets come from.
         span: what to decode; its targets are what ``way.key`` answers.
         buffer: the fetched bytes.
         stats: counts packets, pictures and errors.
-        rank: frame number by key, -1 for what is not shown; pictures must come out in its order. None
-            where keys are counted themselves.
+        order: of shown keys, None for what is not shown; pictures must come out in it. None where keys are
+            counted themselves.
 
     Raises:
         OrderMismatchError: they do not.
     """
     wanted = set(span.targets)
     codec = way.start(span, buffer)
-    before: int | None = None
-    packets = _then_drain(way.packets(span))
-    while True:
+    before: tuple[int, int] | None = None
+    errors = stats.decode_errors
+    packets = way.packets(span)
+    draining = False
+    while not draining:
         try:
             packet = next(packets)
         except StopIteration:
-            return
+            packet, draining = None, True
         except av.error.FFmpegError:
             # The demuxer gave up: what it could give has been decoded.
             stats.decode_errors += 1
             return
+        if packet is None and not draining:
+            yield None
+            continue
         try:
             frames = codec.decode(packet)
-            stats.packets_sent += packet is not None
+            stats.packets_sent += not draining
         except (av.error.EOFError, av.error.BlockingIOError):
             continue
         except av.error.FFmpegError:
             stats.decode_errors += 1
-            if rank is None:
+            if order is None:
                 # Counting cannot go on behind a picture that did not come.
                 return
             continue
@@ -71,7 +75,7 @@ def decode_span(
             key = way.key(frame)
             if key is None:
                 continue
-            if rank is not None and (now := int(rank[key])) >= 0:
+            if order is not None and (now := order(key)) is not None:
                 if before is not None and now <= before:
                     raise OrderMismatchError
                 before = now
@@ -79,43 +83,9 @@ def decode_span(
                 wanted.discard(key)
                 yield key, frame
         if not wanted:
+            if not draining and before is not None and errors == stats.decode_errors:
+                way.leave(before)
             return
-
-
-def _then_drain(packets: Iterator[Packet]) -> Iterator[Packet | None]:
-    yield from packets
-    yield None
-
-
-class Canvas:
-    """The output array of one read: row i is the i-th wanted picture, RGB, upright, scaled."""
-
-    def __init__(self, count: int, height: int, width: int, orientation: Orientation) -> None:
-        """Allocate ``count`` pictures of ``height`` x ``width`` after turning."""
-        self.array: UInt8Array = np.empty((count, height, width, 3), np.uint8)
-        self._orientation = orientation
-        self._size = (width, height) if not orientation.transpose else (height, width)
-        self._reformatter = VideoReformatter()
-
-    def paint(self, row: int, frame: VideoFrame) -> None:
-        """Convert one picture into its row: one swscale pass, one copy.
-
-        The unturned picture is scaled to the turned size, then turned in numpy.
-        """
-        width, height = self._size
-        rgb = self._reformatter.reformat(
-            frame, width, height, format="rgb24", interpolation=Interpolation.BILINEAR, threads=1
-        )
-        plane = rgb.planes[0]
-        pixels = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)  # type: ignore[call-overload]
-        picture = pixels[:height, : 3 * width].reshape(height, width, 3)
-        if self._orientation.transpose:
-            picture = picture.transpose(1, 0, 2)
-        if self._orientation.flip_rows:
-            picture = picture[::-1]
-        if self._orientation.flip_columns:
-            picture = picture[:, ::-1]
-        self.array[row] = picture
 
 
 class Stopwatch:

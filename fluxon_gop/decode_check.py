@@ -16,16 +16,18 @@ from typing import NamedTuple, cast
 import av
 import numpy as np
 
+from fluxon_gop.canvas import Choices
+from fluxon_gop.demuxed import DemuxedPackets
 from fluxon_gop.errors import FluxonGopError
 from fluxon_gop.model import Verdict, VideoIndex
-from fluxon_gop.packets import DemuxedPackets, Packet, open_decoder
+from fluxon_gop.packets import Packet, open_decoder
 from fluxon_gop.plan import Span
 from fluxon_gop.prefetch import run_one
 from fluxon_gop.ranges import Int64Array
 from fluxon_gop.sources.range_source import RangeSource
 from fluxon_gop.sparse_buffer import SparseBuffer
 from fluxon_gop.stats import ReadStats
-from fluxon_gop.video_jobs import Choices, VideoJobs
+from fluxon_gop.video_jobs import VideoJobs
 
 CHUNK_FRAMES = 32
 """Pictures of the packet path that are compared at a time."""

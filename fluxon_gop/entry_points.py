@@ -135,10 +135,7 @@ def length_size(entry: SampleEntry) -> int:
 
 def contradicts(index: VideoIndex, sample: int, head: memoryview) -> bool:
     """Return whether a sample's first bytes contradict that the index calls it a proven entry point."""
-    at = int(np.searchsorted(index.key_samples, sample))
-    claimed = (
-        int(index.verdicts[at]) if at < len(index.key_samples) and index.key_samples[at] == sample else 0
-    )
+    claimed = index.verdict_of(sample)
     if claimed not in {Verdict.PROVEN, Verdict.PROVEN_TRAILING}:
         return False
     found = int(judge(index, np.array([sample]), [head])[0])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fluxon_gop.errors import FluxonGopError
+from fluxon_gop.errors import DecodeError, FluxonGopError
 from fluxon_gop.ranges import Int64Array
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -35,3 +35,12 @@ class FrameSet:
             self.given = True
             return self.array
         return self.array[np.searchsorted(self.frames, wanted)]
+
+
+def no_pictures(name: str, frames: tuple[int, ...]) -> dict[int, FluxonGopError]:
+    """Return the error, by frame, of a video's frames that the decoder gives no picture for."""
+    if not frames:
+        return {}
+    shown = ", ".join(map(str, sorted(frames)[:8])) + (", ..." if len(frames) > 8 else "")
+    text = f"{name}: FFmpeg's decoder gives no picture for frame {shown} ({len(frames)} in this read)"
+    return dict.fromkeys(frames, DecodeError(text, source=name, frames=tuple(sorted(frames))))

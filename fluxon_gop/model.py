@@ -257,6 +257,32 @@ class VideoIndex:
         return frames
 
     @cached_property
+    def starts(self) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+        """Where decoding may start: (samples, sorted; whether leading frames decode from there too).
+
+        The stream's first sample, which needs no claim, and the key samples that are not refused.
+        """
+        usable = (self.verdicts != Verdict.REFUSED) & (self.key_samples > self.stream.start)
+        clean = np.isin(self.verdicts[usable], (Verdict.PROVEN, Verdict.DECODED))
+        samples = np.concatenate(([self.stream.start], self.key_samples[usable]))
+        return samples, np.concatenate(([True], clean))
+
+    def verdict_of(self, sample: int) -> Verdict | None:
+        """Return what is known of a key sample's claim, None for a sample that is not called sync."""
+        at = int(np.searchsorted(self.key_samples, sample))
+        if at == len(self.key_samples) or self.key_samples[at] != sample:
+            return None
+        return Verdict(int(self.verdicts[at]))
+
+    def show_order(self, sample: int) -> tuple[int, int] | None:
+        """Return what shown samples come in the order of; None for a hidden one."""
+        if len(self.hidden):
+            at = int(np.searchsorted(self.hidden, sample))
+            if at < len(self.hidden) and self.hidden[at] == sample:
+                return None
+        return int(self.sample_pts[sample]), sample
+
+    @cached_property
     def frame_pts(self) -> Int64Array:
         """Presentation time of each frame in ticks."""
         return self.sample_pts[self.frame_sample]

@@ -1,7 +1,6 @@
-"""The two ways to the same packets, for one decode loop.
+"""The packet path: packets cut from memory by the index, and the decoder they go to.
 
-Packet path: packets cut from memory by the index. Container path: packets from FFmpeg's demuxer over the
-sparse buffer, found by time where the index tells what is shown, else counted from the stream's start.
+What the decode loop asks of either way to packets is :class:`Way`; the other one is ``demuxed.py``.
 Facts of PyAV and FFmpeg that this rests on stand beside the lines that need them.
 """
 
@@ -9,25 +8,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import av
-import numpy as np
-from av.container import InputContainer
-from av.sidedata.sidedata import SideData
-from av.sidedata.sidedata import Type as SideDataType
-from av.stream import Discard
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
-from av.video.stream import VideoStream
+from av.video.reformatter import VideoReformatter
 
 from fluxon_gop import forks
-from fluxon_gop.bitstream import nals_fill
+from fluxon_gop.bitstream import Use, avc_use, hevc_use
 from fluxon_gop.entry_points import length_size
-from fluxon_gop.errors import DecodeError, FluxonGopError
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.plan import Span
-from fluxon_gop.sparse_buffer import SparseBuffer, SparseFile
+from fluxon_gop.sparse_buffer import SparseBuffer
 
 if TYPE_CHECKING:
     Packet = av.Packet[Any]
@@ -47,12 +40,19 @@ class RowMismatchError(Exception):
 class Way(Protocol):
     """One way to packets. ``start`` a span, decode its ``packets``, ask each picture's ``key``."""
 
+    reformatter: VideoReformatter
+    """Converts this way's pictures; it keeps its context from one to the next."""
+
     def start(self, span: Span, buffer: SparseBuffer) -> VideoCodecContext:
         """Return the decoder, made ready to decode from the span's entry."""
         ...
 
-    def packets(self, span: Span) -> Iterator[Packet]:
-        """Yield the span's packets in decode order."""
+    def packets(self, span: Span) -> Iterator[Packet | None]:
+        """Yield the span's packets in decode order; None where the buffer does not hold the next one yet."""
+        ...
+
+    def leave(self, shown: tuple[int, int]) -> None:
+        """Note that the decoder gave all targets without being drained, ``shown`` being its last picture's order."""
         ...
 
     def key(self, frame: VideoFrame) -> int | None:
@@ -62,6 +62,17 @@ class Way(Protocol):
     def close(self) -> None:
         """Let go of decoder and demuxer."""
         ...
+
+
+class _Place(NamedTuple):
+    """Where an undrained decoder stands in the stream."""
+
+    entry: int
+    next: int
+    """The first sample that was not sent."""
+    shown: tuple[int, int]
+    """The order of the last picture that came out."""
+    skipped: frozenset[int]
 
 
 class CutPackets:
@@ -78,45 +89,104 @@ class CutPackets:
         """
         self._index = index
         entry = index.entries[0]
-        self._length_size = length_size(entry) if verify else 0
-        self._threads = num_threads
+        self._length_size = length_size(entry)
+        self._verify = verify
+        self._use: Callable[[memoryview, int], Use] | None = (
+            _USES.get(entry.codec) if self._length_size else None
+        )
+        self.threads = num_threads
+        self.reformatter = VideoReformatter()
         self._codec: VideoCodecContext | None = None
         self._buffer: SparseBuffer | None = None
+        self._place: _Place | None = None
+        self._entry = self._next = 0
+        self._skipped: set[int] = set()
+        self.held: int | None = None
+        """For long spans: the first sample that is not in the buffer yet; None where all are."""
         forks.watch(self)
-        self.fetch_more: Callable[[int], int] | None = None
-        """For long spans: called with the next sample, it puts more samples into the buffer and returns
-        the first one that is not there yet."""
 
-    def start(self, span: Span, buffer: SparseBuffer) -> VideoCodecContext:  # noqa: ARG002 - see Way
-        """Return a decoder without memory of what it decoded before."""
-        entry = self._index.entries[0]
+    def resume_at(self, span: Span) -> int | None:
+        """Return the first sample to send where the decoder may go on to ``span`` from where it stands, else None.
+
+        It may where nothing was drained, and no target has come out already or was left out.
+        """
+        place = self._place
+        if place is None or not place.entry <= span.entry <= place.next:
+            return None
+        for target in span.targets:
+            order = self._index.show_order(target)
+            if order is None or order <= place.shown or target in place.skipped:
+                return None
+        # What one span of a stream in temporal layers leaves out may be of use to a higher layer later.
+        return None if place.skipped and self._use is hevc_use else place.next
+
+    def start(self, span: Span, buffer: SparseBuffer) -> VideoCodecContext:
+        """Return a decoder without memory of what it decoded before, or one that stands in the span."""
+        place, self._place = self._place, None
+        self._buffer = buffer
+        if span.resume is not None:
+            assert place is not None
+            assert self._codec is not None
+            assert place.next == span.resume
+            self._entry, self._next, self._skipped = place.entry, place.next, set(place.skipped)
+            return self._codec
+        self._entry, self._next, self._skipped = span.entry, span.entry, set()
         # Where parameter sets may come in band, those of another GOP would outlive a flush.
-        in_band = entry.fourcc in {"avc3", "hev1"}
+        in_band = self._index.entries[0].fourcc in {"avc3", "hev1"}
         if self._codec is None or in_band:
-            self._codec = open_decoder(self._index, self._threads)
+            self._codec = open_decoder(self._index, self.threads)
         else:
             self._codec.flush_buffers()
-        self._buffer = buffer
         return self._codec
 
-    def packets(self, span: Span) -> Iterator[Packet]:
-        """Yield a packet for each sample of the span; its pts is the sample's number."""
+    def packets(self, span: Span) -> Iterator[Packet | None]:
+        """Yield a packet for each sample that a target may need; its pts is the sample's number."""
+        at, end = span.first, span.last + 1
+        while at < end:
+            stop = end if self.held is None else min(end, self.held)
+            if stop <= at:
+                yield None
+                continue
+            for sample, data in self._needed(at, stop, span):
+                # FFmpeg's own memory: padded for decoders that read past the end, and freed without Python,
+                # which a frame thread would wait for while the thread that ends the decoder waits for it.
+                packet: Packet = av.Packet(len(data))
+                packet.update(data)  # type: ignore[arg-type]
+                packet.pts = packet.dts = sample
+                self._next = sample + 1
+                yield packet
+            at = self._next = stop
+
+    def _needed(self, first: int, stop: int, span: Span) -> list[tuple[int, memoryview]]:
+        """Return samples ``[first, stop)`` with their bytes, less those that no target needs."""
         assert self._buffer is not None
-        starts = self._index.sample_offset[span.entry : span.last + 1].tolist()
-        sizes = self._index.sample_size[span.entry : span.last + 1].tolist()
-        held = span.entry if self.fetch_more else span.last + 1
-        for sample, (start, size) in enumerate(zip(starts, sizes, strict=True), span.entry):
-            if sample == held and self.fetch_more:
-                held = self.fetch_more(sample)
-            data = self._buffer.view(start, start + size)
-            if self._length_size and not nals_fill(data, self._length_size):
-                raise RowMismatchError
-            # FFmpeg's own memory: padded for decoders that read past the end, and freed without Python, which
-            # a frame thread would wait for while the thread that ends the decoder waits for it.
-            packet: Packet = av.Packet(size)
-            packet.update(data)  # type: ignore[arg-type]
-            packet.pts = packet.dts = sample
-            yield packet
+        starts = self._index.sample_offset[first:stop].tolist()
+        sizes = self._index.sample_size[first:stop].tolist()
+        view = self._buffer.view
+        samples = [
+            (n, view(at, at + size)) for n, at, size in zip(range(first, stop), starts, sizes, strict=True)
+        ]
+        targets = set(span.targets)
+        if self._use is None or not (self._verify or len(targets) < stop - first):
+            return samples
+        uses = [self._use(data, self._length_size) for _, data in samples]
+        if self._verify and not all(use.fills for use in uses):
+            raise RowMismatchError
+        if self._use is hevc_use and (stop <= span.last or self.held is not None):
+            # A later sample of a higher layer may need what nothing here does.
+            return samples
+        top = max(use.layer for use in uses)
+        needed = []
+        for (sample, data), use in zip(samples, uses, strict=True):
+            if use.spare and use.layer == top and sample not in targets:
+                self._skipped.add(sample)
+            else:
+                needed.append((sample, data))
+        return needed
+
+    def leave(self, shown: tuple[int, int]) -> None:
+        """Note where the decoder stands, so that the next span of the same GOP may go on from there."""
+        self._place = _Place(self._entry, self._next, shown, frozenset(self._skipped))
 
     def key(self, frame: VideoFrame) -> int | None:
         """Return the picture's sample: the decoder hands each packet's pts through."""
@@ -124,12 +194,15 @@ class CutPackets:
 
     def after_fork(self) -> None:
         """Leave the parent's decoder alone: freeing it would wait for threads that are not here."""
-        _abandon(self._codec)
-        self._codec = self._buffer = None
+        abandon(self._codec)
+        self._codec = self._buffer = self._place = None
 
     def close(self) -> None:
         """Drop the decoder."""
-        self._codec = self._buffer = None
+        self._codec = self._buffer = self._place = None
+
+
+_USES: dict[str, Callable[[memoryview, int], Use]] = {"h264": avc_use, "hevc": hevc_use}
 
 
 def open_decoder(index: VideoIndex, num_threads: int) -> VideoCodecContext:
@@ -156,177 +229,7 @@ def set_threads(codec: VideoCodecContext, num_threads: int) -> None:
     codec.thread_count = num_threads
 
 
-class DemuxedPackets:
-    """The container path. Keeps the opened file; what it reads comes from the buffer of the moment."""
-
-    def __init__(
-        self, index: VideoIndex | None, size: int, stream_index: int | None, num_threads: int
-    ) -> None:
-        """Take the file's size; ``index`` is None for what is no MP4.
-
-        Args:
-            index: tells times where its ``container_reason`` is None; then pictures are found by time.
-            size: the file's size in bytes.
-            stream_index: FFmpeg's stream number, None for its best video stream.
-            num_threads: frame threads of the decoder.
-        """
-        self._index = index
-        self._stream_index = stream_index
-        self._threads = num_threads
-        self.counted = index is None or index.container_reason is not None
-        self._file = SparseFile(size)
-        self.hint = ""
-        """What the parser said of the file, for the error where FFmpeg cannot open it either."""
-        self._container: InputContainer | None = None
-        self._stream: VideoStream | None = None
-        self._next_frame = 0
-        self._demuxed: Iterator[Packet] | None = None
-        self._sample_of: dict[int, int] = {}
-        forks.watch(self)
-
-    @property
-    def position(self) -> int:
-        """Counted: the number of the frame that comes next."""
-        return self._next_frame
-
-    def open(self, buffer: SparseBuffer) -> VideoStream:
-        """Open the file where it is not open, and return its video stream."""
-        self._file.buffer = buffer
-        if self._stream is None:
-            self._file.seek(0)
-            name = buffer.source.name
-            try:
-                container = cast("InputContainer", av.open(self._file, metadata_errors="ignore"))
-            except FluxonGopError:
-                raise
-            except (av.error.FFmpegError, ValueError, OSError) as error:
-                text = f"{name}: FFmpeg cannot open the file: {_words(error)}{self.hint}"
-                raise DecodeError(text, source=name, frames=()) from error
-            stream = self._choose(container)
-            if stream is None:
-                container.close()
-                text = f"{name}: FFmpeg finds no video stream"
-                raise DecodeError(text, source=name, frames=())
-            for other in () if self.counted else container.streams:
-                # Saves their bytes. Counted, it would change where FFmpeg gives up on a cut file.
-                if other is not stream:
-                    other.discard = Discard.all
-            set_threads(self._decoder(stream, name), self._threads)
-            self._container, self._stream = container, stream
-            self._next_frame, self._demuxed = 0, None
-        return self._stream
-
-    def _choose(self, container: InputContainer) -> VideoStream | None:
-        if self._stream_index is not None:
-            try:
-                stream = container.streams[self._stream_index]
-            except IndexError:
-                return None
-            return stream if isinstance(stream, VideoStream) else None
-        best = container.streams.best("video")
-        return best if isinstance(best, VideoStream) else None
-
-    @staticmethod
-    def _decoder(stream: VideoStream, name: str) -> VideoCodecContext:
-        codec: VideoCodecContext | None = stream.codec_context
-        if codec is None:
-            text = f"{name}: FFmpeg has no decoder for this video stream"
-            raise DecodeError(text, source=name, frames=())
-        return codec
-
-    def rewind(self) -> None:
-        """Forget the opened file, so that the next start is at the beginning."""
-        self._demuxed = None
-        if self._container is not None:
-            self._container.close()
-        self._container = self._stream = None
-
-    def start(self, span: Span, buffer: SparseBuffer) -> VideoCodecContext:
-        """Return the decoder at a place at or before the span's entry."""
-        if self.counted:
-            if self._stream is not None and span.targets and span.targets[0] < self._next_frame:
-                self.rewind()
-            return self.open(buffer).codec_context
-        assert self._index is not None
-        stream = self.open(buffer)
-        assert self._container is not None
-        stream.codec_context.flush_buffers()
-        self._demuxed = None
-        # FFmpeg's index is searched by decode time.
-        seek_to = int(self._index.sample_dts[span.entry])
-        try:
-            self._container.seek(seek_to, stream=stream, backward=True)
-        except av.error.FFmpegError:
-            self.rewind()
-            stream = self.open(buffer)
-        pts = self._index.sample_pts
-        self._sample_of = {int(pts[sample]): sample for sample in span.targets}
-        return stream.codec_context
-
-    def packets(self, span: Span) -> Iterator[Packet]:
-        """Yield packets up to the span's last; counted, as far as they are asked for."""
-        assert self._container is not None
-        assert self._stream is not None
-        if self.counted:
-            if self._demuxed is None:
-                self._demuxed = self._container.demux(self._stream)
-            # No ``yield from``: closing this generator must not close the one that the next read goes on.
-            while (packet := next(self._demuxed, None)) is not None:
-                yield packet
-            return
-        assert self._index is not None
-        first, last = (int(self._index.sample_dts[sample]) for sample in span[:2])
-        begun = False
-        for packet in self._container.demux(self._stream):
-            if packet.dts is None:
-                break
-            # The seek may land earlier; sent from there, pictures without their references can leave
-            # FFmpeg's HEVC decoder mute.
-            if packet.dts < first:
-                continue
-            if not begun and packet.dts != first:
-                raise OrderMismatchError
-            begun = True
-            yield packet
-            # Demuxing one packet more would read bytes that the plan did not bring.
-            if packet.dts >= last:
-                return
-        if not begun:
-            raise OrderMismatchError
-
-    def key(self, frame: VideoFrame) -> int | None:
-        """Return the picture's sample by its time, or its number by counting."""
-        if self.counted:
-            self._next_frame += 1
-            return self._next_frame - 1
-        return None if frame.pts is None else self._sample_of.get(frame.pts)
-
-    def after_fork(self) -> None:
-        """Leave the parent's demuxer and decoder alone."""
-        for thing in (self._container, self._stream, self._demuxed):
-            _abandon(thing)
-        self._container = self._stream = self._demuxed = None
-
-    def close(self) -> None:
-        """Close the file."""
-        self.rewind()
-        self._file.buffer = None
-
-
-def _abandon(thing: object) -> None:
+def abandon(thing: object) -> None:
     """Make an object live for ever, so that it is never freed in this process."""
     if thing is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-def _words(error: BaseException) -> str:
-    """Return an FFmpeg error's text without its number and Python's decoration."""
-    return getattr(error, "strerror", None) or str(error)
-
-
-def display_matrix(frame: VideoFrame) -> tuple[int, ...] | None:
-    """Return the display matrix that FFmpeg hangs on a picture, None without one."""
-    for side in cast("list[SideData]", list(frame.side_data)):
-        if side.type is SideDataType.DISPLAYMATRIX:
-            return tuple(int(value) for value in np.frombuffer(bytes(side), dtype="<i4")[:9])
-    return None

@@ -35,8 +35,13 @@ CONTAINER_HEAD_BYTES = 64 * 1024
 """What FFmpeg's demuxer reads of a file's head to know it."""
 PROBE_SAMPLES = 4
 """First samples that FFmpeg looks at while it opens a file."""
+MIN_PIECE_SAMPLES = 8
+"""Samples below which handing a piece to another thread costs more than it saves."""
 REORDER_SAMPLES = 16
 """How far behind its decode order a picture may be shown (H.264's and HEVC's largest buffer)."""
+
+
+_NOTHING = np.zeros((0, 2), np.int64)
 
 
 class Path(StrEnum):
@@ -52,6 +57,13 @@ class Span(NamedTuple):
     entry: int
     last: int
     targets: tuple[int, ...]
+    resume: int | None = None
+    """The first sample to send where a decoder stands in the midst of the span; None for the entry."""
+
+    @property
+    def first(self) -> int:
+        """The first sample to send."""
+        return self.entry if self.resume is None else self.resume
 
 
 @dataclass(frozen=True)
@@ -84,18 +96,23 @@ class VideoPlan:
 
 def plan_packets(index: VideoIndex, frames: Int64Array) -> VideoPlan:
     """Return the plan of ``frames`` (each below num_frames) on the packet path."""
-    spans = _spans(index, frames)
-    wanted = _span_ranges(index, spans)
-    unchecked = _unchecked(index, spans)
-    ranges = merge(np.concatenate((wanted, _first_probe(index, unchecked))))
-    return VideoPlan(Path.PACKET, spans, _shape(ranges), total_bytes(wanted), unchecked=unchecked)
+    spans = find_spans(index, frames)
+    return plan_spans(index, spans, unchecked=_unchecked(index, spans))
+
+
+def plan_spans(index: VideoIndex, spans: tuple[Span, ...], unchecked: tuple[int, ...] = ()) -> VideoPlan:
+    """Return the plan of these spans on the packet path, with these claims to check."""
+    wanted = span_ranges(index, spans)
+    ranges = merge(np.concatenate((wanted, _first_probe(index, unchecked)))) if unchecked else wanted
+    return VideoPlan(Path.PACKET, spans, shape(ranges), total_bytes(wanted), unchecked=unchecked)
 
 
 def _unchecked(index: VideoIndex, spans: tuple[Span, ...]) -> tuple[int, ...]:
     """Return the unproven claims that the spans rest on; the stream's start is always one of them."""
-    claims = index.key_samples[index.verdicts == Verdict.UNCHECKED]
-    entries = [span.entry for span in spans] + ([index.stream.start] if spans else [])
-    return tuple(np.intersect1d(claims, entries).tolist())
+    entries = {span.entry for span in spans if span.resume is None} | (
+        {index.stream.start} if spans else set()
+    )
+    return tuple(sample for sample in sorted(entries) if index.verdict_of(sample) is Verdict.UNCHECKED)
 
 
 def _first_probe(index: VideoIndex, unchecked: tuple[int, ...]) -> Int64Array:
@@ -113,15 +130,15 @@ def plan_container(index: VideoIndex, frames: Int64Array, reason: str) -> VideoP
     counted = index.container_reason is not None
     unchecked: tuple[int, ...] = ()
     if not counted:
-        spans = _spans(index, frames)
-        wanted = _span_ranges(index, spans)
+        spans = find_spans(index, frames)
+        wanted = span_ranges(index, spans)
         unchecked = _unchecked(index, spans)
     else:
-        spans, wanted = (), np.zeros((0, 2), np.int64)
+        spans, wanted = (), _NOTHING
         if index.num_frames and len(frames):
             furthest = index.frame_sample[: int(frames.max()) + 1 + REORDER_SAMPLES].max()
             span = Span(index.stream.start, int(furthest), ())
-            wanted = _span_ranges(index, (span,))
+            wanted = span_ranges(index, (span,))
     size = index.signature.size
     extra = [ByteRange(0, min(CONTAINER_HEAD_BYTES, size)), index.moov_range]
     # Opening, FFmpeg reads the first packets to learn the stream's properties.
@@ -132,7 +149,7 @@ def plan_container(index: VideoIndex, frames: Int64Array, reason: str) -> VideoP
     return VideoPlan(
         Path.CONTAINER,
         spans,
-        _shape(ranges),
+        shape(ranges),
         total_bytes(wanted),
         reason=reason,
         counted=counted,
@@ -147,20 +164,55 @@ def parts(index: VideoIndex, plan: VideoPlan, max_bytes: int) -> list[VideoPlan]
     groups: list[list[Span]] = []
     room = 0
     for span in plan.spans:
-        size = total_bytes(_span_ranges(index, (span,)))
+        size = total_bytes(span_ranges(index, (span,)))
         if not groups or size > room:
             groups.append([])
             room = max_bytes
         groups[-1].append(span)
         room -= size
+    first = {index.stream.start} & set(plan.unchecked)
     result = []
     for group in groups:
-        wanted = _span_ranges(index, tuple(group))
-        entries = {span.entry for span in group}
-        unchecked = tuple(s for s in plan.unchecked if s in entries)
-        result.append(
-            VideoPlan(Path.PACKET, tuple(group), _shape(wanted), total_bytes(wanted), unchecked=unchecked)
-        )
+        claims = {span.entry for span in group} & set(plan.unchecked)
+        result.append(plan_spans(index, tuple(group), tuple(sorted(claims | first))))
+        first = set()
+    return result
+
+
+def chunks(index: VideoIndex, span: Span, max_bytes: int) -> list[ByteRange]:
+    """Return the span's samples in runs ``[first, stop)`` of at most ``max_bytes`` each, or one sample."""
+    ends = np.cumsum(index.sample_size[span.first : span.last + 1])
+    runs, at = [], 0
+    while at < len(ends):
+        before = int(ends[at - 1]) if at else 0
+        stop = max(int(np.searchsorted(ends, before + max_bytes, side="right")), at + 1)
+        runs.append(ByteRange(span.first + at, span.first + stop))
+        at = stop
+    return runs
+
+
+def divide(index: VideoIndex, spans: tuple[Span, ...], pieces: int) -> list[Span]:
+    """Return the spans, the longest ones cut at clean entry points, so that about ``pieces`` can decode at once.
+
+    Nothing is decoded twice for it. Pieces are no shorter than ``MIN_PIECE_SAMPLES``.
+    """
+    total = sum(span.last + 1 - span.first for span in spans)
+    size = max(-(-total // pieces), MIN_PIECE_SAMPLES)
+    result: list[Span] = []
+    starts, clean = index.starts
+    for span in spans:
+        rest = span
+        for cut in starts[clean][
+            slice(*np.searchsorted(starts[clean], (span.first + 1, span.last + 1)))
+        ].tolist():
+            if cut - rest.first < size or span.last + 1 - cut < MIN_PIECE_SAMPLES:
+                continue
+            left = tuple(target for target in rest.targets if target < cut)
+            right = tuple(target for target in rest.targets if target >= cut)
+            if left and right:
+                result.append(Span(rest.entry, left[-1], left, rest.resume))
+                rest = Span(cut, span.last, right)
+        result.append(rest)
     return result
 
 
@@ -170,50 +222,49 @@ def sample_range(index: VideoIndex, sample: int) -> ByteRange:
     return ByteRange(start, start + int(index.sample_size[sample]))
 
 
-def _spans(index: VideoIndex, frames: Int64Array) -> tuple[Span, ...]:
+def find_spans(index: VideoIndex, frames: Int64Array) -> tuple[Span, ...]:
     """Return the spans that decode ``frames``, merged where one runs into the next."""
     if not len(frames):
         return ()
     targets = np.unique(index.frame_sample[frames])
-    usable = (index.verdicts != Verdict.REFUSED) & (index.key_samples > index.stream.start)
-    start = index.stream.start
-    keys = np.concatenate(([start], index.key_samples[usable]))
-    clean = np.concatenate(([True], np.isin(index.verdicts[usable], (Verdict.PROVEN, Verdict.DECODED))))
-    at = np.searchsorted(keys, targets, side="right") - 1
+    starts, clean = index.starts
+    at = np.searchsorted(starts, targets, side="right") - 1
     while True:
         # A leading frame is shown before its key: it needs the entry point before.
-        leading = ~clean[at] & (index.sample_pts[targets] < index.sample_pts[keys[at]])
+        leading = ~clean[at] & (index.sample_pts[targets] < index.sample_pts[starts[at]])
         if not leading.any():
             break
         at[leading] -= 1
-    order = np.lexsort((targets, at))
-    targets, at = targets[order], at[order]
+    if np.any(at[1:] < at[:-1]):
+        order = np.lexsort((targets, at))
+        targets, at = targets[order], at[order]
+    edges = np.flatnonzero(np.diff(at)) + 1
     spans: list[Span] = []
-    for number in np.unique(at):
-        mine = targets[at == number]
-        entry, last = int(keys[number]), int(mine[-1])
+    for entry, mine in zip(starts[at[np.r_[0, edges]]].tolist(), np.split(targets, edges), strict=True):
+        wanted = mine.tolist()
         if spans and entry <= spans[-1].last + 1:
             before = spans.pop()
-            joined = tuple(sorted((*before.targets, *mine.tolist())))
-            spans.append(Span(before.entry, max(before.last, last), joined))
+            joined = tuple(sorted((*before.targets, *wanted)))
+            spans.append(Span(before.entry, joined[-1], joined))
         else:
-            spans.append(Span(entry, last, tuple(mine.tolist())))
+            spans.append(Span(entry, wanted[-1], tuple(wanted)))
     return tuple(spans)
 
 
-def _span_ranges(index: VideoIndex, spans: tuple[Span, ...]) -> Int64Array:
-    """Return the bytes of all samples of the spans, touching ones joined."""
-    if not spans:
-        return np.zeros((0, 2), np.int64)
-    pieces = []
-    for span in spans:
-        starts = index.sample_offset[span.entry : span.last + 1]
-        stops = starts + index.sample_size[span.entry : span.last + 1]
-        pieces.append(np.stack((starts, stops), axis=1))
-    return merge(np.concatenate(pieces))
+def span_ranges(index: VideoIndex, spans: tuple[Span, ...]) -> Int64Array:
+    """Return the bytes of all samples that the spans send, touching ones joined."""
+    return merge(
+        np.concatenate([run_ranges(index, span.first, span.last + 1) for span in spans] or [_NOTHING])
+    )
 
 
-def _shape(ranges: Int64Array) -> tuple[ByteRange, ...]:
+def run_ranges(index: VideoIndex, first: int, stop: int) -> Int64Array:
+    """Return the bytes of samples ``[first, stop)``, touching ones joined."""
+    starts = index.sample_offset[first:stop]
+    return merge(np.stack((starts, starts + index.sample_size[first:stop]), axis=1))
+
+
+def shape(ranges: Int64Array) -> tuple[ByteRange, ...]:
     """Return the requests that fetch these ranges: joined across small holes, large ones split."""
     return tuple(
         ByteRange(start, stop)

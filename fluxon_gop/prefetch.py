@@ -1,28 +1,28 @@
 """One wave of range reads for many videos, each going on as soon as its own ranges are in.
 
-Knows no video: a job is a generator that yields the wave it needs and is sent the bytes. Jobs run on
-the calling thread; reads run side by side on one pool of threads per process.
+Knows no video: a job is a generator that yields the wave it needs and is sent the bytes, or yields calls to
+make and is sent nothing. Jobs run on the calling thread; reads, and calls side by side, on the process's threads.
 """
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from fluxon_gop import threads
+from fluxon_gop.budget import Budget
 from fluxon_gop.errors import ClosedError
 from fluxon_gop.ranges import ByteRange
 from fluxon_gop.sources.range_source import Buffer, RangeSource
 from fluxon_gop.stats import ReadStats, WaveKind
-
-MAX_REQUESTS_IN_FLIGHT = 64
 
 T = TypeVar("T")
 
@@ -49,6 +49,11 @@ class Wave:
 class Compute:
     """Yielded by a job before long work on the processor: other jobs send their reads first."""
 
+    tasks: tuple[Callable[[], object], ...] = ()
+    """Calls that the job waits for, in any order; the first error comes back. None: the job itself works."""
+    at_once: int = 1
+    """How many of them may run side by side."""
+
 
 Job = Generator[Wave | Compute, list[Buffer], T]
 
@@ -72,87 +77,144 @@ class _Running(Generic[T]):
     futures: list[Future[Buffer]] = field(default_factory=list)
     left: int = 0
     started: float = 0.0
+    at_once: int = 1
+    tasks: deque[Callable[[], object]] = field(default_factory=deque)
+    calls: set[Future[object]] = field(default_factory=set)
+    error: BaseException | None = None
 
 
-_pool_lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
+class _Signal(Enum):
+    STOP = auto()
+    """The loop ends with ClosedError."""
+    WAKE = auto()
+    """There may be room for a wave that waits."""
+    HAND_OVER = auto()
+    """The thread that fetches ahead leaves the rest to the caller."""
 
 
-def _io_pool() -> ThreadPoolExecutor:
-    """Return the process's pool of reading threads."""
-    global _pool  # noqa: PLW0603 - one bounded pool a process is the point
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(MAX_REQUESTS_IN_FLIGHT, thread_name_prefix="fluxon_gop-io")
-        return _pool
-
-
-def _forget_pool() -> None:
-    """In a forked child: the parent's threads are not here, and its lock may be held for ever."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_pool)
+class _Called(NamedTuple):
+    run: _Running[Any]
+    future: Future[object]
 
 
 class Crew(Generic[T]):
-    """Runs jobs over their waves. Used once: ``for outcome in Crew(jobs, budget): ...``.
+    """Runs jobs over their waves. Used once: ``for outcome in Crew(jobs): ...``.
 
     Each outcome comes when its job ends, in no set order. Leaving the loop early, by whatever way,
     cancels the reads that have not begun and waits for those that have.
     """
 
-    def __init__(self, jobs: Sequence[tuple[Job[T], ReadStats]], *, max_bytes: int | None = None) -> None:
+    def __init__(self, jobs: Sequence[tuple[Job[T], ReadStats]], budget: Budget | None = None) -> None:
         """Take jobs with the stats to count in.
 
         Args:
-            jobs: each is started when the loop begins.
-            max_bytes: a wave waits while what other jobs hold and it would exceed this.
+            jobs: each is started when the loop begins, or when the crew fetches ahead.
+            budget: a wave waits while what others hold and it would exceed this.
         """
         self._runs = [_Running(n, job, stats) for n, (job, stats) in enumerate(jobs)]
-        self._max_bytes = max_bytes
-        self._ready: queue.SimpleQueue[_Running[T] | None] = queue.SimpleQueue()
+        self._budget = budget or Budget(None)
+        self._ready: queue.SimpleQueue[_Running[T] | _Called | _Signal] = queue.SimpleQueue()
         self._waiting: deque[_Running[T]] = deque()
         self._computing: deque[_Running[T]] = deque()
-        self._held = 0
-        self._in_flight = 0
+        self._early: list[Outcome[T]] = []
+        self._fetching = False
+        self._begun = False
+        self._in_flight = self._calls = 0
         self._depth = 0
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[Outcome[T]]:
-        """Run the jobs and yield their outcomes."""
+        """Run the jobs, or what ``fetch`` left of them, and yield their outcomes."""
+        self._fetching = False
         try:
-            for run in self._runs:
-                outcome = self._advance(run, None)
-                if outcome is not None:
-                    yield outcome
-            while self._in_flight or self._waiting or self._computing:
+            yield from self._early
+            yield from self._begin()
+            while self._in_flight or self._waiting or self._computing or self._calls:
                 outcome = self._step()
                 if outcome is not None:
                     yield outcome
         finally:
-            self._abandon()
+            self.abandon()
 
-    def _step(self) -> Outcome[T] | None:
-        """Go on with one job: one whose bytes are in, else one that has work to do, else wait."""
-        if self._computing and self._ready.empty():
-            return self._advance(self._computing.popleft(), [])
-        if not self._in_flight and not self._computing:
-            # All that is held belongs to jobs that wait themselves: one of them goes first.
-            self._launch(self._waiting.popleft())
-        landed = self._ready.get()
-        if landed is None:
-            text = "closed while the batch was being read"
-            raise ClosedError(text)
-        return self._land(landed)
+    def fetch(self) -> None:
+        """Run the jobs' waves, and no computing, until all bytes are in or ``hand_over`` is called.
+
+        For a thread that fetches ahead of the one that iterates.
+        """
+        self._fetching = True
+        self._early.extend(self._begin())
+        while self._in_flight or self._waiting:
+            landed = self._ready.get()
+            if landed is _Signal.HAND_OVER:
+                return
+            if landed is _Signal.STOP:
+                # For the caller, who is told when the crew is iterated.
+                self._ready.put(landed)
+                return
+            outcome = self._take(landed)
+            if outcome is not None:
+                self._early.append(outcome)
+
+    def hand_over(self) -> None:
+        """Make ``fetch``, in whatever thread it runs, return."""
+        self._ready.put(_Signal.HAND_OVER)
 
     def stop(self) -> None:
         """Make the loop, in whatever thread it runs, end with ClosedError."""
-        self._ready.put(None)
+        self._ready.put(_Signal.STOP)
+
+    def wake(self) -> None:
+        """Look again whether there is room for a wave that waits."""
+        self._ready.put(_Signal.WAKE)
+
+    def abandon(self) -> None:
+        """Cancel what has not begun, wait for what has, and close the jobs."""
+        pending: list[Future[Any]] = []
+        for run in self._runs:
+            pending += run.futures
+            pending += run.calls
+        for future in pending:
+            future.cancel()
+        wait([future for future in pending if not future.cancelled()])
+        for run in self._runs:
+            run.job.close()
+            self._release(run)
+
+    def _begin(self) -> Iterator[Outcome[T]]:
+        if not self._begun:
+            self._begun = True
+            for run in self._runs:
+                outcome = self._advance(run, None)
+                if outcome is not None:
+                    yield outcome
+
+    def _step(self) -> Outcome[T] | None:
+        """Go on with one job: one whose bytes are in, else one that has work to do, else wait."""
+        self._hand_out()
+        mine = next(
+            (run for run in self._computing if not run.calls and not (run.tasks and self._calls)), None
+        )
+        if mine is not None and self._ready.empty():
+            self._computing.remove(mine)
+            return self._work_here(mine)
+        if not self._in_flight and not self._computing and not self._calls:
+            # All that is held belongs to jobs that wait themselves: one of them goes first.
+            self._launch(self._waiting.popleft(), force=True)
+        return self._take(self._ready.get())
+
+    def _take(self, landed: _Running[T] | _Called | _Signal) -> Outcome[T] | None:
+        if isinstance(landed, _Running):
+            return self._land(landed)
+        if isinstance(landed, _Called):
+            return self._called(landed)
+        if landed is _Signal.STOP:
+            text = "closed while the batch was being read"
+            raise ClosedError(text)
+        self._admit()
+        return None
 
     def _advance(self, run: _Running[T], answer: Any) -> Outcome[T] | None:
-        """Let a job go on until it needs bytes or ends."""
+        """Let a job go on until it needs bytes, has work to do, or ends."""
         try:
             if answer is None:
                 wave = next(run.job)
@@ -166,47 +228,94 @@ class Crew(Generic[T]):
             outcome = Outcome(run.number, error=error)
         else:
             if isinstance(wave, Compute):
+                run.tasks, run.at_once, run.error = deque(wave.tasks), wave.at_once, None
                 self._computing.append(run)
-            elif self._takes(run, wave):
-                self._launch(run)
-            else:
-                self._waiting.append(run)
+                return None
+            if not wave.adds:
+                self._release(run)
+            run.wave = wave
+            if not self._launch(run):
+                # Told first, so that room made between the two tries is not missed.
+                self._budget.tell(self)
+                if not self._launch(run):
+                    self._waiting.append(run)
             return None
         self._release(run)
         self._admit()
         return outcome
 
-    def _takes(self, run: _Running[T], wave: Wave) -> bool:
-        """Note the wave that a job asks for and return whether there is room for it now."""
-        if not wave.adds:
-            self._release(run)
-        run.wave = wave
-        return self._fits(wave)
+    # ------------------------------------------------------------- computing
 
-    def _fits(self, wave: Wave) -> bool:
-        return self._max_bytes is None or not self._held or self._held + wave.nbytes <= self._max_bytes
+    def _hand_out(self) -> None:
+        """Give calls of the jobs that wait for them to the process's threads, as many as may run at once.
+
+        A single call gains nothing from another thread, and a job that works itself works on this one.
+        """
+        alone = len(self._runs) == 1 and not self._calls
+        if alone and all(min(len(run.tasks), run.at_once) < 2 for run in self._computing):
+            return
+        for run in list(self._computing):
+            limit = threads.decode_limit(run.at_once)
+            while run.tasks and len(run.calls) < run.at_once and self._calls < limit > 1:
+                self._call(run, run.tasks.popleft())
+            if not run.tasks and run.calls:
+                self._computing.remove(run)
+
+    def _call(self, run: _Running[T], task: Callable[[], object]) -> None:
+        future = threads.decode_pool().submit(task)
+        run.calls.add(future)
+        self._calls += 1
+        future.add_done_callback(lambda done: self._ready.put(_Called(run, done)))
+
+    def _called(self, called: _Called) -> Outcome[T] | None:
+        """Note that a call has ended; the job goes on behind its last one."""
+        run, future = called
+        run.calls.discard(future)
+        self._calls -= 1
+        error = future.exception()
+        if error is not None:
+            run.error = run.error or error
+            if run.tasks:
+                run.tasks.clear()
+                self._computing.remove(run)
+        if run.tasks or run.calls:
+            return None
+        return self._advance(run, [] if run.error is None else run.error)
+
+    def _work_here(self, run: _Running[T]) -> Outcome[T] | None:
+        """Make a job's calls on this thread."""
+        try:
+            while run.tasks:
+                run.tasks.popleft()()
+        except Exception as error:  # noqa: BLE001 - the job is told, as it would be of a wave's error
+            run.tasks.clear()
+            return self._advance(run, error)
+        return self._advance(run, [])
+
+    # ------------------------------------------------------------- reading
 
     def _release(self, run: _Running[T]) -> None:
-        self._held -= run.held
-        run.held = 0
+        held, run.held = run.held, 0
+        self._budget.give(held)
 
     def _admit(self) -> None:
         """Launch waves that waited for room; each comes after everything that has been in flight."""
         while self._waiting:
             run = self._waiting[0]
-            assert run.wave is not None
-            if not self._fits(run.wave):
+            depth = max(run.stats.depth, self._depth)
+            if not self._launch(run, depth=depth):
                 return
             self._waiting.popleft()
-            run.stats.depth = max(run.stats.depth, self._depth)
-            self._launch(run)
 
-    def _launch(self, run: _Running[T]) -> None:
+    def _launch(self, run: _Running[T], *, force: bool = False, depth: int | None = None) -> bool:
+        """Send a job's wave where there is room for it, and return whether there was."""
         wave = run.wave
         assert wave is not None
-        run.held += wave.nbytes
-        self._held += wave.nbytes
-        run.stats.depth += 1
+        nbytes = wave.nbytes
+        if not self._budget.take(nbytes, force=force):
+            return False
+        run.held += nbytes
+        run.stats.depth = (run.stats.depth if depth is None else depth) + 1
         self._depth = max(self._depth, run.stats.depth)
         run.started = time.perf_counter()
         self._in_flight += 1
@@ -214,14 +323,15 @@ class Crew(Generic[T]):
         if not wave.ranges:
             run.futures = []
             self._ready.put(run)
-        elif len(self._runs) == 1 and run.left == 1:
+        elif len(self._runs) == 1 and run.left == 1 and not self._fetching:
             run.futures = [_read_here(wave, wave.ranges[0])]
             self._ready.put(run)
         else:
-            pool = _io_pool()
+            pool = threads.io_pool()
             run.futures = [pool.submit(_read, wave, r) for r in wave.ranges]
             for future in run.futures:
                 future.add_done_callback(partial(self._one_done, run))
+        return True
 
     def _one_done(self, run: _Running[T], _: Future[Buffer]) -> None:
         with self._lock:
@@ -241,14 +351,6 @@ class Crew(Generic[T]):
         run.stats.fetch_seconds += time.perf_counter() - run.started
         run.stats.count_wave(wave.kind, len(futures), sum(len(d) for d in data))
         return self._advance(run, data if error is None else error)
-
-    def _abandon(self) -> None:
-        pending = [future for run in self._runs for future in run.futures]
-        for future in pending:
-            future.cancel()
-        wait([future for future in pending if not future.cancelled()])
-        for run in self._runs:
-            run.job.close()
 
 
 def _read(wave: Wave, wanted: ByteRange) -> Buffer:

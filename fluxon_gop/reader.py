@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from fluxon_gop import forks
-from fluxon_gop.decode import UInt8Array
+from fluxon_gop.canvas import Choices
 from fluxon_gop.errors import (
     ClosedError,
     EncryptedVideoError,
@@ -25,11 +25,11 @@ from fluxon_gop.errors import (
     SourceChangedError,
     UnsupportedMp4Error,
 )
-from fluxon_gop.frame_set import FrameSet
+from fluxon_gop.frame_set import FrameSet, UInt8Array
 from fluxon_gop.index_job import index_job, look_up
 from fluxon_gop.index_table import Damaged, Hint, IndexTable, Row
 from fluxon_gop.model import VideoIndex
-from fluxon_gop.packets import RowMismatchError
+from fluxon_gop.packets import OrderMismatchError, RowMismatchError
 from fluxon_gop.plan import Path, VideoPlan
 from fluxon_gop.prefetch import Job, Wave, run_one
 from fluxon_gop.ranges import ByteRange, Int64Array
@@ -44,7 +44,7 @@ from fluxon_gop.requests import (
 )
 from fluxon_gop.sources import RangeSource, open_source
 from fluxon_gop.stats import ReadStats, WaveKind
-from fluxon_gop.video_jobs import Choices, VideoJobs
+from fluxon_gop.video_jobs import VideoJobs
 
 MAX_BATCH_BYTES = 1 << 30
 
@@ -208,7 +208,9 @@ class VideoReader:
         check_positive("step", step)
         last = self.num_frames if stop is None else min(int(as_frames([stop])[0]), self.num_frames)
         stats = ReadStats()
-        pictures = self._at_hand.iterate(np.arange(first, last, step, dtype=np.int64), stats)
+        numbers = np.arange(first, last, step, dtype=np.int64)
+        pictures = self._at_hand.iterate(numbers, stats)
+        done = 0
         pid = os.getpid()
         try:
             while True:
@@ -218,12 +220,22 @@ class VideoReader:
                     if pid != os.getpid():
                         text = f"{self.key}: an iterator of the parent goes on in a forked child; start a new one"
                         raise ForkedProcessError(text, source=self.key)
-                    item = next(pictures, None)
+                    try:
+                        item = next(pictures, None)
+                    except (OrderMismatchError, RowMismatchError):
+                        # The rest goes the way that single reads go.
+                        pictures = self._one_by_one(numbers[done:])
+                        continue
                 if item is None:
                     return
+                done += 1
                 yield item
         finally:
             self._stats.add(stats)
+
+    def _one_by_one(self, numbers: Int64Array) -> Iterator[tuple[int, UInt8Array]]:
+        for number in numbers.tolist():
+            yield number, self.read_frames_numpy([number])[0]
 
     def plan(self, frames: Int64Array) -> VideoPlan:
         """Return the plan of ``frames`` (sorted, unique) by the index at hand; no IO."""

@@ -5,6 +5,7 @@ Knows no video. Segments are kept as they came, without a copy; a read inside on
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ MAX_HOLE_BYTES = 32 * 1024 * 1024
 
 
 class SparseBuffer:
-    """Bytes of a file by their place in it. Not thread-safe: one video, one thread at a time."""
+    """Bytes of a file by their place in it. ``view`` may be called by several threads at once."""
 
     def __init__(self, source: RangeSource, stats: ReadStats) -> None:
         """Start empty; holes are read from ``source`` and counted in ``stats``."""
@@ -33,6 +34,7 @@ class SparseBuffer:
         self._data: list[memoryview] = []
         self._filled: deque[ByteRange] = deque()
         self._filled_bytes = 0
+        self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
@@ -78,18 +80,19 @@ class SparseBuffer:
 
     def view(self, start: int, stop: int) -> memoryview:
         """Return bytes ``[start, stop)``: a view inside one segment, else joined; holes are read."""
-        piece = self.piece(start)[: stop - start]
-        if len(piece) == stop - start:
-            return piece
-        joined = bytearray()
-        while start < stop:
+        with self._lock:
             piece = self.piece(start)[: stop - start]
-            if not piece:
-                self._fill(start, min(stop, self._next_start(start, stop)))
-                continue
-            joined += piece
-            start += len(piece)
-        return memoryview(joined).toreadonly()
+            if len(piece) == stop - start:
+                return piece
+            joined = bytearray()
+            while start < stop:
+                piece = self.piece(start)[: stop - start]
+                if not piece:
+                    self._fill(start, min(stop, self._next_start(start, stop)))
+                    continue
+                joined += piece
+                start += len(piece)
+            return memoryview(joined).toreadonly()
 
     def fill_hole(self, start: int, size: int, end: int) -> None:
         """Read about ``size`` bytes from ``start``, not past ``end`` nor into what is held."""

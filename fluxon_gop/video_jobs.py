@@ -8,53 +8,44 @@ index cannot tell what is shown.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from fluxon_gop import entry_points
-from fluxon_gop.decode import Canvas, Stopwatch, UInt8Array, decode_span
-from fluxon_gop.errors import DecodeError, FluxonGopError
-from fluxon_gop.frame_set import FrameSet
-from fluxon_gop.model import Orientation, Verdict, VideoIndex, beyond_the_end
+from fluxon_gop.canvas import Canvas, Choices
+from fluxon_gop.counted import Counted
+from fluxon_gop.decode import Picture, decode_span
+from fluxon_gop.decoders import Decoders, paint
+from fluxon_gop.demuxed import DemuxedPackets
+from fluxon_gop.frame_set import FrameSet, UInt8Array, no_pictures
+from fluxon_gop.model import Orientation, Verdict, VideoIndex
 from fluxon_gop.packets import (
     CutPackets,
-    DemuxedPackets,
     OrderMismatchError,
     RowMismatchError,
-    display_matrix,
 )
 from fluxon_gop.plan import (
     MAX_REQUEST_BYTES,
     Path,
     Span,
     VideoPlan,
+    chunks,
+    divide,
     parts,
     plan_container,
     plan_packets,
+    run_ranges,
     sample_range,
+    shape,
+    span_ranges,
 )
 from fluxon_gop.prefetch import Compute, Job, Wave, run_one
-from fluxon_gop.ranges import ByteRange, Int64Array, as_array, as_ranges, merge, subtract
+from fluxon_gop.ranges import ByteRange, Int64Array, as_array, as_ranges, merge, subtract, total_bytes
 from fluxon_gop.sources.range_source import RangeSource
 from fluxon_gop.sparse_buffer import SparseBuffer
 from fluxon_gop.stats import ReadStats, WaveKind
-
-COUNT_ALL = 1 << 62
-"""A frame number that no video has: counting runs to the end."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What the caller chose for all reads of one video."""
-
-    size: tuple[int, int] | None = None
-    """(height, width) of the output, None for the picture's own."""
-    num_threads: int = 1
-    apply_rotation: bool = True
-    stream_index: int | None = None
-    path: Path | None = None
-    max_bytes: int = 1 << 30
 
 
 class VideoJobs:
@@ -85,9 +76,8 @@ class VideoJobs:
         self._no_index = no_index
         self._source = source
         self._choices = choices
-        self._counted_frames: int | None = None
-        self._natural: tuple[tuple[int, int], Orientation] | None = None
-        self._cut: CutPackets | None = None
+        self._counted = Counted(source.name, choices)
+        self._cutting: Decoders | None = None
         self._demuxed: DemuxedPackets | None = None
 
     def read(self, frames: Int64Array, stats: ReadStats) -> Job[FrameSet]:
@@ -114,11 +104,11 @@ class VideoJobs:
         )
 
     def plan(self, frames: Int64Array) -> VideoPlan:
-        """Return the plan of ``frames`` by the index at hand; no IO."""
+        """Return the plan of ``frames`` by the index at hand, and by where its decoders stand; no IO."""
         if self._uses_packets():
             assert self.index is not None
             self.index.check_frames(frames, self._source.name)
-            return plan_packets(self.index, frames)
+            return self._decoders(self.index).resumed(plan_packets(self.index, frames))
         if self.index is None:
             reason = self._no_index or "no index yet"
             return VideoPlan(Path.CONTAINER, (), (), 0, reason=reason, counted=True)
@@ -132,60 +122,114 @@ class VideoJobs:
         index = self.index
         assert index is not None
         whole = self.plan(frames)
-        canvas = self._canvas(len(frames), *self._index_picture(index))
+        canvas = self._choices.canvas(len(frames), *self._index_picture(index))
         missing = dict(zip(index.frame_sample[frames].tolist(), range(len(frames)), strict=True))
-        way = self._cut = self._cut or CutPackets(index, self._choices.num_threads, verify=self._verify)
         for part in parts(index, whole, self._choices.max_bytes):
-            stats.wanted_bytes += part.wanted_bytes
-            buffer = SparseBuffer(self._source, stats)
+            long = part.nbytes > self._choices.max_bytes
+            done = yield from (self._long_job if long else self._part_job)(part, stats, missing, canvas)
+            if not done:
+                return None
+        failed = tuple(int(frames[row]) for row in missing.values())
+        return FrameSet(frames, canvas.array, no_pictures(self._source.name, failed))
+
+    def _part_job(
+        self, part: VideoPlan, stats: ReadStats, missing: dict[int, int], canvas: Canvas
+    ) -> Job[bool]:
+        """Fetch a plan's ranges in one wave and decode its spans; False where the index is not certain."""
+        stats.wanted_bytes += part.wanted_bytes
+        buffer = SparseBuffer(self._source, stats)
+        if part.ranges:
             fetched = yield Wave(WaveKind.MEDIA, self._source, part.ranges)
             buffer.insert_all(part.ranges, fetched)
-            plan = yield from self._check_job(part, buffer, stats)
-            if plan is None:
-                return None
-            if self._verify:
-                self._hold_against_bytes(plan, buffer)
-            yield Compute()
-            self._paint(way, plan, buffer, stats, missing, canvas)
-        failed = tuple(int(frames[row]) for row in missing.values())
-        return FrameSet(frames, canvas.array, self._failures(failed))
-
-    def _paint(
-        self,
-        way: CutPackets | DemuxedPackets,
-        plan: VideoPlan,
-        buffer: SparseBuffer,
-        stats: ReadStats,
-        missing: dict[int, int],
-        canvas: Canvas,
-    ) -> None:
-        """Decode the plan's spans into the rows that ``missing`` names by sample, and strike those out."""
+        plan = yield from self._check_job(part, buffer, stats)
+        if plan is None:
+            return False
         assert self.index is not None
-        with Stopwatch(stats):
-            for span in plan.spans:
-                for sample, frame in decode_span(way, span, buffer, stats, self.index.sample_frame):
-                    canvas.paint(missing.pop(sample), frame)
+        threads = self._choices.num_threads
+        spans = divide(self.index, plan.spans, threads) if threads > 1 else list(plan.spans)
+        self._hold_against_bytes(spans, buffer)
+        counts = [ReadStats() for _ in spans]
+        decoders = self._decoders(self.index)
+        ways = [decoders.way_for(span, alone=len(spans) == 1) for span in spans]
+        tasks = [
+            partial(decoders.decode, way, span, buffer, count, missing, canvas)
+            for way, span, count in zip(ways, spans, counts, strict=True)
+        ]
+        try:
+            yield Compute(tuple(tasks), threads)
+        finally:
+            for count in counts:
+                stats.add(count)
+        return True
 
-    def _hold_against_bytes(self, plan: VideoPlan, buffer: SparseBuffer) -> None:
-        """Raise RowMismatchError where an entry point's bytes are not what the index says."""
-        assert self.index is not None
+    def _long_job(
+        self, part: VideoPlan, stats: ReadStats, missing: dict[int, int], canvas: Canvas
+    ) -> Job[bool]:
+        """Decode a span that is too long to hold, wave after wave; False where the index is not certain."""
+        plan = yield from self._claims_job(part, stats)
+        if plan is None:
+            return False
+        index = self.index
+        assert index is not None
+        decoders = self._decoders(index)
         for span in plan.spans:
-            if span.entry not in self._verified:
+            stats.wanted_bytes += total_bytes(span_ranges(index, (span,)))
+            buffer = SparseBuffer(self._source, stats)
+            way = decoders.way_for(span, alone=True)()
+            pictures = decode_span(way, span, buffer, stats, index.show_order)
+            for run in chunks(index, span, self._choices.max_bytes):
+                yield from self._run_job(run, buffer)
+                way.held = run.stop
+                if run.start == span.first:
+                    self._hold_against_bytes([span], buffer)
+                yield Compute((partial(paint, way, pictures, stats, missing, canvas),))
+            way.held = None
+            decoders.put_back(way)
+        return True
+
+    def _claims_job(self, plan: VideoPlan, stats: ReadStats) -> Job[VideoPlan | None]:
+        """Check a long plan's claims on their own bytes; None where the index is not certain."""
+        buffer = SparseBuffer(self._source, stats)
+        return (yield from self._check_job(plan, buffer, stats, whole=False))
+
+    def _run_job(self, run: ByteRange, buffer: SparseBuffer) -> Job[None]:
+        """Put the samples ``[start, stop)`` into the buffer, in the place of those before."""
+        assert self.index is not None
+        ranges = shape(run_ranges(self.index, *run))
+        buffer.clear()
+        if ranges:
+            fetched = yield Wave(WaveKind.MEDIA, self._source, ranges)
+            buffer.insert_all(ranges, fetched)
+
+    def _hold_against_bytes(self, spans: list[Span], buffer: SparseBuffer) -> None:
+        """Raise RowMismatchError where an entry point's bytes are not what a row says."""
+        assert self.index is not None
+        for span in spans if self._verify else ():
+            if span.resume is None and span.entry not in self._verified:
                 head = buffer.view(*entry_points.probe_range(self.index, span.entry))
                 if entry_points.contradicts(self.index, span.entry, head):
                     raise RowMismatchError
                 self._verified.add(span.entry)
 
-    def _check_job(self, plan: VideoPlan, buffer: SparseBuffer, stats: ReadStats) -> Job[VideoPlan | None]:
+    def _check_job(
+        self, plan: VideoPlan, buffer: SparseBuffer, stats: ReadStats, *, whole: bool = True
+    ) -> Job[VideoPlan | None]:
         """Check claimed entry points on the fetched bytes, and fetch what a refuted one leaves missing.
 
         Returns the plan that rests on proven entry points only, or None where the check shows that what
-        FFmpeg shows of this file is not certain.
+        FFmpeg shows of this file is not certain. ``whole``: the plan's bytes are in the buffer, and are to be
+        afterwards; else the claims' own are fetched, and no others.
         """
         while plan.unchecked:
             index = self.index
             assert index is not None
             samples = np.array(plan.unchecked, np.int64)
+            if not whole:
+                probes = as_ranges(
+                    merge(as_array([entry_points.probe_range(index, s) for s in plan.unchecked]))
+                )
+                fetched = yield Wave(WaveKind.MEDIA, self._source, probes, adds=True)
+                buffer.insert_all(probes, fetched)
             heads = [buffer.view(*entry_points.probe_range(index, s)) for s in plan.unchecked]
             verdicts = entry_points.judge(index, samples, heads)
             for i in np.flatnonzero(verdicts == Verdict.UNCHECKED).tolist():
@@ -200,6 +244,8 @@ class VideoJobs:
             if not targets:
                 return replace(plan, unchecked=())
             before, plan = plan, self.plan(np.sort(index.sample_frame[targets]))
+            if not whole:
+                continue
             held = merge(as_array(buffer.segments))
             missing = as_ranges(subtract(merge(as_array(plan.ranges)), held))
             if missing:
@@ -221,56 +267,19 @@ class VideoJobs:
         checked = yield from self._check_job(plan, buffer, stats)
         if checked is None:
             return None
-        yield Compute()
         if way.counted:
-            with Stopwatch(stats):
-                return self._decode_counted(way, frames, buffer, stats)
+            pictures: list[FrameSet] = []
+            yield Compute((lambda: pictures.append(self._counted.read(way, frames, buffer, stats)),))
+            return pictures[0]
         assert self.index is not None
-        canvas = self._canvas(len(frames), *self._index_picture(self.index))
+        canvas = self._choices.canvas(len(frames), *self._index_picture(self.index))
         samples = self.index.frame_sample[frames].tolist()
         missing = dict(zip(samples, range(len(frames)), strict=True))
-        self._paint(way, checked, buffer, stats, missing, canvas)
+        order = self.index.show_order
+        spans = [decode_span(way, span, buffer, stats, order) for span in checked.spans]
+        yield Compute(tuple(partial(paint, way, one, stats, missing, canvas) for one in spans))
         failed = tuple(int(frames[row]) for row in missing.values())
-        return FrameSet(frames, canvas.array, self._failures(failed))
-
-    def _decode_counted(
-        self, way: DemuxedPackets, frames: Int64Array, buffer: SparseBuffer, stats: ReadStats
-    ) -> FrameSet:
-        """Decode from the stream's start, or from where the last read stopped, counting pictures."""
-        row_of = {frame: row for row, frame in enumerate(frames.tolist())}
-        wanted = tuple(sorted(row_of if self._natural else {0, *row_of}))
-        canvas = self._canvas(len(frames), *self._natural) if self._natural else None
-        errors = stats.decode_errors
-        missing = dict(row_of)
-        try:
-            for number, frame in decode_span(way, Span(0, 0, wanted), buffer, stats, None):
-                if self._natural is None:
-                    matrix = display_matrix(frame)
-                    turn = Orientation.from_matrix(matrix) if matrix else Orientation()
-                    self._natural = ((frame.height, frame.width), turn)
-                if canvas is None:
-                    canvas = self._canvas(len(frames), *self._natural)
-                row = missing.pop(number, None)
-                if row is not None:
-                    canvas.paint(row, frame)
-        except BaseException:
-            # The count is lost with the pictures that were under way.
-            way.rewind()
-            raise
-        failures: dict[int, FluxonGopError] = {}
-        if missing:
-            damaged = stats.decode_errors > errors
-            length = way.position
-            way.rewind()
-            if damaged:
-                failures = self._failures(tuple(missing))
-            else:
-                self._counted_frames = length
-                failures = {frame: beyond_the_end(self._source.name, frame, length) for frame in missing}
-        if canvas is None:
-            height, width = self._choices.size or (0, 0)
-            canvas = Canvas(len(frames), height, width, Orientation())
-        return FrameSet(frames, canvas.array, failures)
+        return FrameSet(frames, canvas.array, no_pictures(self._source.name, failed))
 
     def count(self, stats: ReadStats) -> Job[int]:
         """Return the job that finds the number of frames; free where the index is certain."""
@@ -288,82 +297,58 @@ class VideoJobs:
                 assert index is not None
             if index.container_reason is None:
                 return index.num_frames
-        if self._counted_frames is None:
+        if self._counted.length is None:
             way = self._demuxed_way()
-            way.rewind()
             buffer = SparseBuffer(self._source, stats)
-            yield Compute()
-            with Stopwatch(stats):
-                try:
-                    for _ in decode_span(way, Span(0, 0, (COUNT_ALL,)), buffer, stats, None):
-                        pass
-                except BaseException:
-                    way.rewind()
-                    raise
-            self._counted_frames = way.position
-            way.rewind()
-        return self._counted_frames
+            yield Compute((partial(self._counted.run_through, way, buffer, stats),))
+            assert self._counted.length is not None
+        return self._counted.length
 
     def iterate(self, frames: Int64Array, stats: ReadStats) -> Iterator[tuple[int, UInt8Array]]:
-        """Yield ``frames`` (rising) one by one, each wave after the frames of the one before."""
-        if not self._uses_packets():
-            for frame in frames.tolist():
-                one = np.array([frame], np.int64)
-                yield frame, run_one(self.read(one, stats), stats).rows(one)[0]
+        """Yield ``frames`` (rising) one by one, each wave after the frames of the one before.
+
+        Raises:
+            OrderMismatchError, RowMismatchError: as a single read finds it; what was yielded stands.
+        """
+        plan = run_one(self._claims_job(self.plan(frames), stats), stats) if self._uses_packets() else None
+        if plan is None:
+            for number in frames.tolist():
+                one = np.array([number], np.int64)
+                yield number, run_one(self.read(one, stats), stats).rows(one)[0]
             return
         index = self.index
         assert index is not None
         frame_of = dict(zip(index.frame_sample[frames].tolist(), frames.tolist(), strict=True))
-        way = CutPackets(index, self._choices.num_threads)
-        buffer = SparseBuffer(self._source, stats)
-        ends = np.cumsum(index.sample_size)
-
-        def fetch_more(sample: int) -> int:
-            """Put the next samples, up to 8 MiB of them, in the place of those before."""
-            before = int(ends[sample - 1]) if sample else 0
-            stop = int(np.searchsorted(ends, before + MAX_REQUEST_BYTES, side="right"))
-            stop = min(max(stop, sample + 1), index.stream.stop)
-            wanted = merge(
-                np.stack(
-                    (
-                        index.sample_offset[sample:stop],
-                        index.sample_offset[sample:stop] + index.sample_size[sample:stop],
-                    ),
-                    axis=1,
-                )
-            )
-            buffer.clear()
-            run_one(self._fetch_job(buffer, as_ranges(wanted)), stats)
-            return stop
-
-        way.fetch_more = fetch_more
-        plan = run_one(self._check_job(self.plan(frames), buffer, stats), stats)
-        if plan is None:
-            yield from self.iterate(frames, stats)
-            return
+        way = CutPackets(index, self._choices.num_threads, verify=self._verify)
         for span in plan.spans:
-            try:
-                for sample, frame in decode_span(way, span, buffer, stats, index.sample_frame):
-                    canvas = self._canvas(1, *self._index_picture(index))
-                    canvas.paint(0, frame)
-                    number = frame_of.pop(sample)
-                    yield number, canvas.array[0]
-            except OrderMismatchError:
-                # The rest goes the way that a single read would go.
-                rest = np.array(sorted(frame_of.values()), np.int64)
-                for number in rest.tolist():
-                    yield (
-                        number,
-                        run_one(self.read(np.array([number]), stats), stats).rows(np.array([number]))[0],
-                    )
-                return
+            for sample, frame in self._stream(way, span._replace(resume=None), stats):
+                canvas = self._choices.canvas(1, *self._index_picture(index))
+                canvas.paint(0, frame, way.reformatter)
+                yield frame_of.pop(sample), canvas.array[0]
         if frame_of:
-            failures = self._failures(tuple(frame_of.values()))
+            failures = no_pictures(self._source.name, tuple(frame_of.values()))
             raise next(iter(failures.values()))
 
-    def _fetch_job(self, buffer: SparseBuffer, ranges: tuple[ByteRange, ...]) -> Job[None]:
-        fetched = yield Wave(WaveKind.MEDIA, self._source, ranges)
-        buffer.insert_all(ranges, fetched)
+    def _stream(self, way: CutPackets, span: Span, stats: ReadStats) -> Iterator[Picture]:
+        """Yield the span's pictures, fetching up to 8 MiB at a time as the decoder needs them."""
+        assert self.index is not None
+        buffer = SparseBuffer(self._source, stats)
+        runs = iter(chunks(self.index, span, MAX_REQUEST_BYTES))
+        way.held = span.first
+        for item in decode_span(way, span, buffer, stats, self.index.show_order):
+            if item is None:
+                run = next(runs)
+                run_one(self._run_job(run, buffer), stats)
+                way.held = run.stop
+                if run.start == span.first:
+                    self._hold_against_bytes([span], buffer)
+            else:
+                yield item
+
+    def _decoders(self, index: VideoIndex) -> Decoders:
+        if self._cutting is None:
+            self._cutting = Decoders(index, self._choices.num_threads, verify=self._verify)
+        return self._cutting
 
     def _demuxed_way(self) -> DemuxedPackets:
         if self._demuxed is None:
@@ -379,22 +364,11 @@ class VideoJobs:
     def _index_picture(self, index: VideoIndex) -> tuple[tuple[int, int], Orientation]:
         return (index.height, index.width), index.orientation
 
-    def _canvas(self, count: int, natural: tuple[int, int], orientation: Orientation) -> Canvas:
-        turn = orientation if self._choices.apply_rotation else Orientation()
-        height, width = self._choices.size or (natural[::-1] if turn.transpose else natural)
-        return Canvas(count, height, width, turn)
-
-    def _failures(self, frames: tuple[int, ...]) -> dict[int, FluxonGopError]:
-        if not frames:
-            return {}
-        shown = ", ".join(map(str, sorted(frames)[:8])) + (", ..." if len(frames) > 8 else "")
-        name = self._source.name
-        text = f"{name}: FFmpeg's decoder gives no picture for frame {shown} ({len(frames)} in this read)"
-        error = DecodeError(text, source=name, frames=tuple(sorted(frames)))
-        return dict.fromkeys(frames, error)
-
     def drop_decoders(self) -> None:
         """Close decoders and demuxer; the next read opens new ones."""
         if self._demuxed is not None:
             self._demuxed.close()
-        self._cut = self._demuxed = None
+        self._demuxed = None
+        if self._cutting is not None:
+            self._cutting.close()
+        self._cutting = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,7 +31,7 @@ from tests.nals import (
     ue,
     vp9_frame,
 )
-from tests.witnesses import drive
+from tests.witnesses import calls_of, drive
 
 U, P, T, R = Verdict.UNCHECKED, Verdict.PROVEN, Verdict.PROVEN_TRAILING, Verdict.REFUSED
 AVC = avcc(avc_sps(), avc_pps())
@@ -256,18 +254,12 @@ def test_encoders_keep_their_word(media, name):
 # Cost
 
 
-def _seconds(run) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
-
-
 def test_a_long_set_costs_no_more_than_a_short_one():
     """A parameter set of 64 KiB that promises four billion numbers is given up at once."""
     head = packed(bits(66, 8), bits(0, 8), bits(30, 8), ue(0), ue(0), ue(1), "0", se(0), se(0), ue(1 << 31))
     sets = b"\x67" + head + b"\xff" * 65_000
     entry = SampleEntry("avc1", "h264", avcc(sets, avc_pps()), 0, 0)
-    assert _seconds(lambda: entry_points.unsuitable(entry)) < 0.5
+    assert calls_of(lambda: entry_points.unsuitable(entry))[1] < 10_000
 
 
 @pytest.mark.parametrize("fourcc", ["avc1", "hvc1"])
@@ -286,7 +278,7 @@ def test_a_long_record_is_read_once_not_for_every_key(fourcc):
         (lengths(*units),) * count, tuple(range(count)), None, None, box(kind, config), fourcc.encode()
     )
     data = tiny_mp4(media)
-    assert _seconds(lambda: drive(data, check=True)) < 2.0
+    assert calls_of(lambda: drive(data, check=True))[1] < 1_000_000
 
 
 def test_real_packets_are_proven_in_a_file_by_hand(media):

@@ -39,7 +39,7 @@ def test_no_frames_need_no_bytes(index):
 def test_a_span_ends_at_the_last_needed_sample(index):
     """Not at the GOP's end: what lies behind the target in decode order is not fetched."""
     (span,) = _plan(index, [14]).spans
-    assert (12, index.frame_sample[14], (index.frame_sample[14],)) == span
+    assert (12, index.frame_sample[14], (index.frame_sample[14],)) == span[:3]
     assert index.frame_sample[14] < 23
 
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 import fluxon_gop as fg
+from fluxon_gop.budget import Budget
 from fluxon_gop.prefetch import Compute, Crew, Wave, run_one
 from fluxon_gop.ranges import ByteRange
 from fluxon_gop.sparse_buffer import MAX_HOLE_BYTES, SparseBuffer, SparseFile
@@ -52,9 +53,9 @@ def _job(source, *waves, adds=False, compute=None):
     return got
 
 
-def _crew(*jobs, **options):
+def _crew(*jobs, max_bytes=None):
     stats = [ReadStats() for _ in jobs]
-    return {o.number: o for o in Crew(list(zip(jobs, stats, strict=True)), **options)}, stats
+    return {o.number: o for o in Crew(list(zip(jobs, stats, strict=True)), Budget(max_bytes))}, stats
 
 
 def test_all_jobs_reads_of_a_wave_are_in_flight_together():

@@ -1,0 +1,210 @@
+"""One batch under way: readers leased, rows looked up, the crew that runs its waves, results in order."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from fluxon_gop.budget import Budget
+from fluxon_gop.errors import ClosedError, FluxonGopError, FrameIndexError, SourceChangedError
+from fluxon_gop.frame_set import FrameSet
+from fluxon_gop.index_job import look_up
+from fluxon_gop.index_table import IndexTable
+from fluxon_gop.prefetch import Crew
+from fluxon_gop.ranges import Int64Array
+from fluxon_gop.reader import VideoReader
+from fluxon_gop.reader_cache import ReaderCache, ReaderKey
+from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult
+from fluxon_gop.sources import RangeSource
+from fluxon_gop.stats import ReadStats
+
+
+class Batch:
+    """Reads some requests once. ``results``, or ``fetch_ahead`` and later ``results``; then ``close``."""
+
+    def __init__(
+        self,
+        requests: Sequence[VideoReadRequest],
+        readers: ReaderCache,
+        table: IndexTable | None,
+        budget: Budget,
+    ) -> None:
+        """Take checked requests; nothing is leased yet."""
+        self._requests = list(requests)
+        self._readers = readers
+        self._table = table
+        self._budget = budget
+        self._results: list[VideoReadResult | None] = [None] * len(self._requests)
+        self._members: list[list[int]] = []
+        self._leased: list[tuple[ReaderKey, VideoReader]] = []
+        self._stats: list[ReadStats] = []
+        self._cost = ReadStats()
+        self._healthy: set[int] = set()
+        self._crew: Crew[FrameSet] | None = None
+        self._ahead: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self._taken = False
+        self._lock = threading.Lock()
+
+    def fetch_ahead(self) -> None:
+        """Start a thread that looks rows up and runs the waves, but no decoding; returns at once."""
+        self._ahead = threading.Thread(target=self._fetch, name="fluxon_gop-ahead", daemon=True)
+        self._ahead.start()
+
+    def results(self, *, skip: bool) -> list[VideoReadResult]:
+        """Return a result for each request, in order; raises the first error unless ``skip``."""
+        self._take_over()
+        if self._failed is not None:
+            raise self._failed
+        crew = self._crew or self._open()
+        self._raise_first(range(len(self._requests)), skip=skip)
+        for outcome in crew:
+            n = outcome.number
+            mine = {m: self._requests[m].frames for m in self._members[n]}
+            if isinstance(outcome.error, FrameIndexError) and len(mine) > 1:
+                self._one_by_one(n, mine)
+            else:
+                self._deal(outcome.value, outcome.error, mine, self._stats[n])
+            if not isinstance(outcome.error, SourceChangedError):
+                self._healthy.add(n)
+            self._raise_first(mine, skip=skip)
+        return [result for result in self._results if result is not None]
+
+    def stop(self) -> None:
+        """Make ``results``, in whatever thread it runs, end with ClosedError."""
+        with self._lock:
+            if self._crew is not None:
+                self._crew.stop()
+
+    def close(self) -> ReadStats:
+        """Cancel what is under way, give the readers back, and return what the batch cost."""
+        self._take_over()
+        if self._crew is not None:
+            self._crew.abandon()
+        leased, self._leased = self._leased, []
+        for n, (key, reader) in enumerate(leased):
+            self._readers.release(key, reader, keep=n in self._healthy)
+        cost, self._cost = self._cost, ReadStats()
+        beside = ReadStats()
+        for one in self._stats:
+            beside.add_beside(one)
+        self._stats = []
+        cost.add(beside)
+        return cost
+
+    def _fetch(self) -> None:
+        try:
+            crew = self._open()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the results are asked for
+            self._failed = error
+            return
+        with self._lock:
+            if self._taken:
+                return
+        crew.fetch()
+
+    def _take_over(self) -> None:
+        """End the thread that fetches ahead; this one does the rest."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        with self._lock:
+            self._taken = True
+            if self._crew is not None:
+                self._crew.hand_over()
+        ahead.join()
+
+    def _open(self) -> Crew[FrameSet]:
+        """Lease readers, look up all rows at once, and set up the crew."""
+        for key, members in grouped(self._requests).items():
+            try:
+                reader = self._readers.lease(key)
+            except ClosedError:
+                raise
+            except FluxonGopError as error:
+                # An address that nothing can be opened by.
+                self._deal(None, error, {m: self._requests[m].frames for m in members}, ReadStats())
+                continue
+            self._leased.append((key, reader))
+            self._members.append(members)
+        readers = [reader for _, reader in self._leased]
+        self._stats = look_up_rows(readers, self._table, self._cost)
+        frames = [wanted_frames(self._requests, members) for members in self._members]
+        jobs = [(r.read_job(f, s), s) for r, f, s in zip(readers, frames, self._stats, strict=True)]
+        with self._lock:
+            self._crew = Crew(jobs, self._budget)
+        return self._crew
+
+    def _one_by_one(self, n: int, mine: dict[int, Int64Array]) -> None:
+        """Read requests apart: a number beyond the end spoils its own request only."""
+        reader = self._leased[n][1]
+        for member, frames in mine.items():
+            one = ReadStats()
+            for outcome in Crew([(reader.read_job(np.unique(frames), one), one)], self._budget):
+                self._deal(outcome.value, outcome.error, {member: frames}, self._stats[n])
+            self._stats[n].add(one)
+
+    def _deal(
+        self,
+        frames: FrameSet | None,
+        error: BaseException | None,
+        mine: dict[int, Int64Array],
+        stats: ReadStats,
+    ) -> None:
+        """Give each request its rows, or its error."""
+        if error is not None and not isinstance(error, FluxonGopError):
+            raise error
+        for member, wanted in mine.items():
+            if frames is None:
+                self._results[member] = VideoReadResult(None, stats, error)
+                continue
+            try:
+                self._results[member] = VideoReadResult(frames.rows(wanted), stats)
+            except FluxonGopError as failure:
+                self._results[member] = VideoReadResult(None, stats, failure)
+
+    def _raise_first(self, members: Sequence[int] | dict[int, Int64Array], *, skip: bool) -> None:
+        for member in () if skip else members:
+            result = self._results[member]
+            if result is not None and result.error is not None:
+                raise result.error
+
+
+def grouped(requests: Sequence[VideoReadRequest]) -> dict[ReaderKey, list[int]]:
+    """Return the requests' places by reader key: same video and size is one reader."""
+    groups: dict[ReaderKey, list[int]] = {}
+    for place, request in enumerate(requests):
+        groups.setdefault((_video_of(request.uri), request.height, request.width), []).append(place)
+    return groups
+
+
+def _video_of(uri: Uri) -> object:
+    """Return what a video is known by: a relative path means another file after a change of folder."""
+    if isinstance(uri, RangeSource):
+        return uri
+    text = os.fspath(uri)
+    return text if "://" in text else os.path.abspath(text)  # noqa: PTH100 - resolve() would follow links
+
+
+def wanted_frames(requests: Sequence[VideoReadRequest], members: Sequence[int]) -> Int64Array:
+    """Return the frames that these requests want, sorted, each once."""
+    if len(members) == 1:
+        return np.unique(requests[members[0]].frames)
+    return np.unique(np.concatenate([requests[m].frames for m in members]))
+
+
+def look_up_rows(
+    readers: Sequence[VideoReader], table: IndexTable | None, cost: ReadStats
+) -> list[ReadStats]:
+    """Look up all rows of a batch at once, counted in ``cost``; return fresh stats for each reader."""
+    stats = [ReadStats() for _ in readers]
+    wanting = [n for n, reader in enumerate(readers) if reader.wants_row]
+    if wanting and table is not None:
+        rows = look_up(table, [readers[n].key for n in wanting], cost)
+        for n, row in zip(wanting, rows, strict=True):
+            stats[n].depth = cost.depth
+            readers[n].accept_row(row, stats[n])
+    return stats

@@ -1,0 +1,201 @@
+"""The container path: packets from FFmpeg's demuxer over the sparse buffer.
+
+Found by time where the index tells what is shown, else counted from the stream's start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.sidedata.sidedata import SideData
+from av.sidedata.sidedata import Type as SideDataType
+from av.stream import Discard
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
+from av.video.stream import VideoStream
+
+from fluxon_gop import forks
+from fluxon_gop.errors import DecodeError, FluxonGopError
+from fluxon_gop.model import VideoIndex
+from fluxon_gop.packets import OrderMismatchError, Packet, abandon, set_threads
+from fluxon_gop.plan import Span
+from fluxon_gop.sparse_buffer import SparseBuffer, SparseFile
+
+
+class DemuxedPackets:
+    """The container path. Keeps the opened file; what it reads comes from the buffer of the moment."""
+
+    def __init__(
+        self, index: VideoIndex | None, size: int, stream_index: int | None, num_threads: int
+    ) -> None:
+        """Take the file's size; ``index`` is None for what is no MP4.
+
+        Args:
+            index: tells times where its ``container_reason`` is None; then pictures are found by time.
+            size: the file's size in bytes.
+            stream_index: FFmpeg's stream number, None for its best video stream.
+            num_threads: frame threads of the decoder.
+        """
+        self._index = index
+        self._stream_index = stream_index
+        self._threads = num_threads
+        self.counted = index is None or index.container_reason is not None
+        self._file = SparseFile(size)
+        self.hint = ""
+        """What the parser said of the file, for the error where FFmpeg cannot open it either."""
+        self._container: InputContainer | None = None
+        self._stream: VideoStream | None = None
+        self._next_frame = 0
+        self._demuxed: Iterator[Packet] | None = None
+        self._sample_of: dict[int, int] = {}
+        self.reformatter = VideoReformatter()
+        forks.watch(self)
+
+    @property
+    def position(self) -> int:
+        """Counted: the number of the frame that comes next."""
+        return self._next_frame
+
+    def open(self, buffer: SparseBuffer) -> VideoStream:
+        """Open the file where it is not open, and return its video stream."""
+        self._file.buffer = buffer
+        if self._stream is None:
+            self._file.seek(0)
+            name = buffer.source.name
+            try:
+                container = cast("InputContainer", av.open(self._file, metadata_errors="ignore"))
+            except FluxonGopError:
+                raise
+            except (av.error.FFmpegError, ValueError, OSError) as error:
+                text = f"{name}: FFmpeg cannot open the file: {_words(error)}{self.hint}"
+                raise DecodeError(text, source=name, frames=()) from error
+            stream = self._choose(container)
+            if stream is None:
+                container.close()
+                text = f"{name}: FFmpeg finds no video stream"
+                raise DecodeError(text, source=name, frames=())
+            for other in () if self.counted else container.streams:
+                # Saves their bytes. Counted, it would change where FFmpeg gives up on a cut file.
+                if other is not stream:
+                    other.discard = Discard.all
+            set_threads(self._decoder(stream, name), self._threads)
+            self._container, self._stream = container, stream
+            self._next_frame, self._demuxed = 0, None
+        return self._stream
+
+    def _choose(self, container: InputContainer) -> VideoStream | None:
+        if self._stream_index is not None:
+            try:
+                stream = container.streams[self._stream_index]
+            except IndexError:
+                return None
+            return stream if isinstance(stream, VideoStream) else None
+        best = container.streams.best("video")
+        return best if isinstance(best, VideoStream) else None
+
+    @staticmethod
+    def _decoder(stream: VideoStream, name: str) -> VideoCodecContext:
+        codec: VideoCodecContext | None = stream.codec_context
+        if codec is None:
+            text = f"{name}: FFmpeg has no decoder for this video stream"
+            raise DecodeError(text, source=name, frames=())
+        return codec
+
+    def rewind(self) -> None:
+        """Forget the opened file, so that the next start is at the beginning."""
+        self._demuxed = None
+        if self._container is not None:
+            self._container.close()
+        self._container = self._stream = None
+
+    def start(self, span: Span, buffer: SparseBuffer) -> VideoCodecContext:
+        """Return the decoder at a place at or before the span's entry."""
+        if self.counted:
+            if self._stream is not None and span.targets and span.targets[0] < self._next_frame:
+                self.rewind()
+            return self.open(buffer).codec_context
+        assert self._index is not None
+        stream = self.open(buffer)
+        assert self._container is not None
+        stream.codec_context.flush_buffers()
+        self._demuxed = None
+        # FFmpeg's index is searched by decode time.
+        seek_to = int(self._index.sample_dts[span.entry])
+        try:
+            self._container.seek(seek_to, stream=stream, backward=True)
+        except av.error.FFmpegError:
+            self.rewind()
+            stream = self.open(buffer)
+        pts = self._index.sample_pts
+        self._sample_of = {int(pts[sample]): sample for sample in span.targets}
+        return stream.codec_context
+
+    def packets(self, span: Span) -> Iterator[Packet]:
+        """Yield packets up to the span's last; counted, as far as they are asked for."""
+        assert self._container is not None
+        assert self._stream is not None
+        if self.counted:
+            if self._demuxed is None:
+                self._demuxed = self._container.demux(self._stream)
+            # No ``yield from``: closing this generator must not close the one that the next read goes on.
+            while (packet := next(self._demuxed, None)) is not None:
+                yield packet
+            return
+        assert self._index is not None
+        first, last = (int(self._index.sample_dts[sample]) for sample in span[:2])
+        begun = False
+        for packet in self._container.demux(self._stream):
+            if packet.dts is None:
+                break
+            # The seek may land earlier; sent from there, pictures without their references can leave
+            # FFmpeg's HEVC decoder mute.
+            if packet.dts < first:
+                continue
+            if not begun and packet.dts != first:
+                raise OrderMismatchError
+            begun = True
+            yield packet
+            # Demuxing one packet more would read bytes that the plan did not bring.
+            if packet.dts >= last:
+                return
+        if not begun:
+            raise OrderMismatchError
+
+    def key(self, frame: VideoFrame) -> int | None:
+        """Return the picture's sample by its time, or its number by counting."""
+        if self.counted:
+            self._next_frame += 1
+            return self._next_frame - 1
+        return None if frame.pts is None else self._sample_of.get(frame.pts)
+
+    def leave(self, shown: tuple[int, int]) -> None:
+        """Nothing: each span seeks."""
+
+    def after_fork(self) -> None:
+        """Leave the parent's demuxer and decoder alone."""
+        for thing in (self._container, self._stream, self._demuxed):
+            abandon(thing)
+        self._container = self._stream = self._demuxed = None
+
+    def close(self) -> None:
+        """Close the file."""
+        self.rewind()
+        self._file.buffer = None
+
+
+def _words(error: BaseException) -> str:
+    """Return an FFmpeg error's text without its number and Python's decoration."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def display_matrix(frame: VideoFrame) -> tuple[int, ...] | None:
+    """Return the display matrix that FFmpeg hangs on a picture, None without one."""
+    for side in cast("list[SideData]", list(frame.side_data)):
+        if side.type is SideDataType.DISPLAYMATRIX:
+            return tuple(int(value) for value in np.frombuffer(bytes(side), dtype="<i4")[:9])
+    return None

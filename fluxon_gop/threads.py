@@ -1,0 +1,63 @@
+"""The process's threads: one bounded pool for reads, one for decoding. Neither outlives a fork.
+
+``FLUXON_GOP_DECODE_THREADS`` sets the bound of the second; without it, it is the number of usable cores. In a
+worker process, where the other cores belong to the other workers, a batch keeps to its reader's ``num_threads``.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+MAX_REQUESTS_IN_FLIGHT = 64
+DECODE_THREADS_VARIABLE = "FLUXON_GOP_DECODE_THREADS"
+
+_lock = threading.Lock()
+_pools: dict[str, ThreadPoolExecutor] = {}
+
+
+def io_pool() -> ThreadPoolExecutor:
+    """Return the process's pool of reading threads."""
+    return _pool("fluxon_gop-io", MAX_REQUESTS_IN_FLIGHT)
+
+
+def decode_pool() -> ThreadPoolExecutor:
+    """Return the process's pool of decoding threads; the bound is read at its first use."""
+    return _pool("fluxon_gop-decode", _bound() or usable_cores())
+
+
+def decode_limit(num_threads: int) -> int:
+    """Return how many calls of one batch may decode at once, where each reader may use ``num_threads``."""
+    bound = _bound()
+    if bound:
+        return bound
+    return num_threads if multiprocessing.parent_process() is not None else usable_cores()
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _bound() -> int | None:
+    text = os.environ.get(DECODE_THREADS_VARIABLE, "")
+    return max(int(text), 1) if text.isdecimal() else None
+
+
+def _pool(name: str, size: int) -> ThreadPoolExecutor:
+    with _lock:
+        if name not in _pools:
+            _pools[name] = ThreadPoolExecutor(size, thread_name_prefix=name)
+        return _pools[name]
+
+
+def _forget() -> None:
+    """In a forked child: the parent's threads are not here, and its lock may be held for ever."""
+    global _pools, _lock
+    _pools, _lock = {}, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
