@@ -7,7 +7,7 @@ index cannot tell what is shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -144,11 +144,10 @@ class VideoJobs:
         plan = yield from self._check_job(part, buffer, stats)
         if plan is None:
             return False
-        assert self.index is not None
-        threads = self._choices.num_threads
-        spans = divide(self.index, plan.spans, threads) if threads > 1 else list(plan.spans)
+        spans = self._pieces(plan, buffer, stats)
         self._hold_against_bytes(spans, buffer)
         counts = [ReadStats() for _ in spans]
+        assert self.index is not None
         decoders = self._decoders(self.index)
         ways = [decoders.way_for(span, alone=len(spans) == 1) for span in spans]
         tasks = [
@@ -156,11 +155,28 @@ class VideoJobs:
             for way, span, count in zip(ways, spans, counts, strict=True)
         ]
         try:
-            yield Compute(tuple(tasks), threads)
+            yield Compute(tuple(tasks), self._choices.num_threads)
         finally:
             for count in counts:
                 stats.add(count)
         return True
+
+    def _pieces(self, plan: VideoPlan, buffer: SparseBuffer, stats: ReadStats) -> list[Span]:
+        """Return the plan's spans, divided for the reader's threads."""
+        threads = self._choices.num_threads
+        index = self.index
+        assert index is not None
+        if threads == 1 or len(plan.spans) >= threads:
+            return list(plan.spans)
+        claims = index.key_samples[index.verdicts == Verdict.UNCHECKED]
+        inside = [
+            claim
+            for span in plan.spans
+            for claim in claims[slice(*np.searchsorted(claims, (span.first, span.last + 1)))].tolist()
+        ]
+        if inside:
+            index = self._judge(inside, buffer, stats)
+        return divide(index, plan.spans, threads)
 
     def _long_job(
         self, part: VideoPlan, stats: ReadStats, missing: dict[int, int], canvas: Canvas
@@ -223,20 +239,13 @@ class VideoJobs:
         while plan.unchecked:
             index = self.index
             assert index is not None
-            samples = np.array(plan.unchecked, np.int64)
             if not whole:
                 probes = as_ranges(
                     merge(as_array([entry_points.probe_range(index, s) for s in plan.unchecked]))
                 )
                 fetched = yield Wave(WaveKind.MEDIA, self._source, probes, adds=True)
                 buffer.insert_all(probes, fetched)
-            heads = [buffer.view(*entry_points.probe_range(index, s)) for s in plan.unchecked]
-            verdicts = entry_points.judge(index, samples, heads)
-            for i in np.flatnonzero(verdicts == Verdict.UNCHECKED).tolist():
-                data = buffer.view(*sample_range(index, plan.unchecked[i]))
-                verdicts[i : i + 1] = entry_points.judge(index, samples[i : i + 1], [data])
-            index = self.index = index.with_verdicts(samples, verdicts)
-            stats.refuted_entry_points += int((verdicts == Verdict.REFUSED).sum())
+            index = self._judge(plan.unchecked, buffer, stats)
             if index.container_reason is not None:
                 self.drop_decoders()
                 return None
@@ -253,6 +262,20 @@ class VideoJobs:
                 buffer.insert_all(missing, fetched)
                 stats.wanted_bytes += plan.wanted_bytes - before.wanted_bytes
         return plan
+
+    def _judge(self, claims: Sequence[int], buffer: SparseBuffer, stats: ReadStats) -> VideoIndex:
+        """Take the bitstream's verdicts on these key samples into the index, and return it."""
+        index = self.index
+        assert index is not None
+        samples = np.array(claims, np.int64)
+        heads = [buffer.view(*entry_points.probe_range(index, sample)) for sample in claims]
+        verdicts = entry_points.judge(index, samples, heads)
+        for i in np.flatnonzero(verdicts == Verdict.UNCHECKED).tolist():
+            data = buffer.view(*sample_range(index, claims[i]))
+            verdicts[i : i + 1] = entry_points.judge(index, samples[i : i + 1], [data])
+        stats.refuted_entry_points += int((verdicts == Verdict.REFUSED).sum())
+        self.index = index.with_verdicts(samples, verdicts)
+        return self.index
 
     def _container_job(self, frames: Int64Array, stats: ReadStats) -> Job[FrameSet | None]:
         """Read on the container path; None where a check shows that the index is not certain."""

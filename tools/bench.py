@@ -85,6 +85,7 @@ def _uniform(_: random.Random, count: int) -> list[int]:
 
 STORIES = [
     Story("cold-gop128", "cold open, one random frame, 640x360 H.264 GOP 128", ("gop128",), _one),
+    Story("cold-gop128-pan", "the same of a panning camera", ("gop128_pan",), _one),
     Story("cold-1h", "cold open, one random frame, 1 h, 640x360 H.264 GOP 128", ("one_hour",), _one),
     Story("cold-h264-gop2", "cold open, one random frame, 640x480 H.264 GOP 2", ("h264_gop2",), _one),
     Story("cold-av1-gop2", "cold open, one random frame, 640x480 AV1 GOP 2", ("av1_gop2",), _one),
