@@ -1,4 +1,4 @@
-"""A table as one Arrow IPC file: read whole, replaced whole."""
+"""A table as one Arrow IPC file: read whole, replaced whole; on a remote store, read only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
-from fluxon_gop.errors import IndexTableError
+from fluxon_gop.errors import IndexTableError, SourceNotFoundError
 from fluxon_gop.index_rows import positions
+from fluxon_gop.sources.range_source import Buffer, RangeSource
+
+REMOTE_READ_BYTES = 16 * 1024 * 1024
+"""Of one read of a remote file: an index of some ten thousand videos."""
 
 
 class ArrowFile:
@@ -24,11 +28,7 @@ class ArrowFile:
     def _read(self) -> pa.Table | None:
         if self._held is None and self._path.exists():
             try:
-                with pa.ipc.open_file(pa.BufferReader(self._path.read_bytes())) as reader:
-                    table = reader.read_all()
-                # Unchecked, damaged offsets end the process where a value is looked at.
-                table.validate(full=True)
-                self._held = table
+                self._held = _table_of(self._path.read_bytes())
             except (pa.ArrowException, OSError, ValueError) as error:
                 text = f"{self._path}: no Arrow IPC file: {error}"
                 raise IndexTableError(text, uri=str(self._path)) from error
@@ -81,3 +81,50 @@ class ArrowFile:
         finally:
             part.unlink(missing_ok=True)
         self._held = table
+
+
+class RemoteArrowFile(ArrowFile):
+    """One Arrow IPC file on a remote store: one request, the larger ones one more for each 16 MiB."""
+
+    def __init__(self, source: RangeSource) -> None:
+        """Name the file; nothing is read yet."""
+        super().__init__(Path(source.name))
+        self._source = source
+
+    def _read(self) -> pa.Table | None:
+        if self._held is None:
+            try:
+                step = REMOTE_READ_BYTES
+                data = [self._source.read_head(step)]
+                size = self._source.signature.size
+                data += [self._source.read(at, min(at + step, size)) for at in range(step, size, step)]
+                self._held = _table_of(data[0] if len(data) == 1 else b"".join(data))
+            except SourceNotFoundError:
+                return None
+            except (pa.ArrowException, ValueError) as error:
+                text = f"{self._source.name}: no Arrow IPC file: {error}"
+                raise IndexTableError(text, uri=self._source.name) from error
+        return self._held
+
+    def append(self, table: pa.Table) -> None:
+        """Refuse: stores have no atomic append."""
+        self._refuse(table)
+
+    def replace(self, table: pa.Table) -> None:
+        """Refuse likewise."""
+        self._refuse(table)
+
+    def _refuse(self, table: pa.Table) -> None:
+        text = (
+            f"{self._source.name}: {table.num_rows} rows cannot be written to a remote .arrow file; write a local "
+            "one and upload it, or use a Lance data set"
+        )
+        raise IndexTableError(text, uri=self._source.name)
+
+
+def _table_of(data: Buffer) -> pa.Table:
+    with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+        table = reader.read_all()
+    # Unchecked, damaged offsets end the process where a value is looked at.
+    table.validate(full=True)
+    return table

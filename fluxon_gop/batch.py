@@ -18,7 +18,6 @@ from fluxon_gop.ranges import Int64Array
 from fluxon_gop.reader import VideoReader
 from fluxon_gop.reader_cache import ReaderCache, ReaderKey
 from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult
-from fluxon_gop.sources import RangeSource
 from fluxon_gop.stats import ReadStats
 
 
@@ -183,7 +182,7 @@ def grouped(requests: Sequence[VideoReadRequest]) -> dict[ReaderKey, list[int]]:
 
 def _video_of(uri: Uri) -> object:
     """Return what a video is known by: a relative path means another file after a change of folder."""
-    if isinstance(uri, RangeSource):
+    if not isinstance(uri, str | os.PathLike):
         return uri
     text = os.fspath(uri)
     return text if "://" in text else os.path.abspath(text)  # noqa: PTH100 - resolve() would follow links

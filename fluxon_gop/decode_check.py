@@ -19,10 +19,10 @@ import numpy as np
 from fluxon_gop.canvas import Choices
 from fluxon_gop.demuxed import DemuxedPackets
 from fluxon_gop.errors import FluxonGopError
+from fluxon_gop.jobs import run_one
 from fluxon_gop.model import Verdict, VideoIndex
 from fluxon_gop.packets import Packet, open_decoder
 from fluxon_gop.plan import Span
-from fluxon_gop.prefetch import run_one
 from fluxon_gop.ranges import Int64Array
 from fluxon_gop.sources.range_source import RangeSource
 from fluxon_gop.sparse_buffer import SparseBuffer

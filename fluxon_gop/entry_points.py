@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +82,7 @@ class _Known(NamedTuple):
     """PPS number -> its SPS's."""
 
 
+@lru_cache(maxsize=256)
 def _known_sets(entry: SampleEntry) -> _Known:
     """Return the parameter sets of the configuration record; a damaged set is as good as none."""
     if entry.codec not in {"h264", "hevc"}:
@@ -121,6 +123,7 @@ def unsuitable(entry: SampleEntry) -> str | None:
     return None
 
 
+@lru_cache(maxsize=256)
 def length_size(entry: SampleEntry) -> int:
     """Return the bytes of a NAL unit's length field, 0 where samples are no NAL units."""
     try:

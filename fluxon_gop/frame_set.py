@@ -31,7 +31,7 @@ class FrameSet:
         for frame in wanted.tolist() if self.failures else ():
             if frame in self.failures:
                 raise self.failures[frame]
-        if np.array_equal(wanted, self.frames) and not self.given:
+        if not self.given and len(wanted) == len(self.frames) and (wanted == self.frames).all():
             self.given = True
             return self.array
         return self.array[np.searchsorted(self.frames, wanted)]

@@ -17,8 +17,9 @@ from fluxon_gop.decode_check import check_by_decoding
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError
 from fluxon_gop.index_job import index_job
 from fluxon_gop.index_table import IndexTable
+from fluxon_gop.jobs import run_one
 from fluxon_gop.model import Verdict, VideoIndex
-from fluxon_gop.prefetch import Crew, run_one
+from fluxon_gop.prefetch import Crew
 from fluxon_gop.requests import Uri
 from fluxon_gop.sources import RangeSource, open_source
 from fluxon_gop.stats import ReadStats

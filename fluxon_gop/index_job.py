@@ -10,10 +10,10 @@ from typing import Any
 
 from fluxon_gop.errors import InvalidRequestError, Mp4Error, SourceError
 from fluxon_gop.index_table import IndexTable, Row
+from fluxon_gop.jobs import Job, Wave
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.mp4_index import HEAD_BYTES, index_steps
 from fluxon_gop.plan import GAP_BYTES
-from fluxon_gop.prefetch import Job, Wave
 from fluxon_gop.ranges import ByteRange, as_array, as_ranges, merge
 from fluxon_gop.sources.range_source import RangeSource
 from fluxon_gop.sparse_buffer import SparseBuffer

@@ -16,7 +16,7 @@ import pyarrow as pa
 from cachetools import LRUCache
 
 from fluxon_gop import forks, index_rows
-from fluxon_gop.arrow_file import ArrowFile
+from fluxon_gop.arrow_file import ArrowFile, RemoteArrowFile
 from fluxon_gop.errors import (
     ClosedError,
     ForkedProcessError,
@@ -35,6 +35,7 @@ from fluxon_gop.index_rows import (
 )
 from fluxon_gop.model import Signature, VideoIndex
 from fluxon_gop.ranges import ByteRange
+from fluxon_gop.sources import open_source
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -77,9 +78,10 @@ class _Store(Protocol):
 class IndexTable:
     """Index rows by video. Thread-safe for reading; a pickle carries the address, not the rows."""
 
-    def __init__(self, store: _Store, recipe: tuple[str, Mapping[str, Any] | None]) -> None:
+    def __init__(self, store: _Store, uri: str, recipe: tuple[str, Mapping[str, Any] | None]) -> None:
         """Use :meth:`open`."""
         self._store = store
+        self._uri = uri
         self._recipe = recipe
         self._lock = threading.RLock()
         self._cache: LRUCache[Key, VideoIndex] = LRUCache(CACHE_BYTES, getsizeof=lambda v: v.nbytes + 1024)
@@ -104,41 +106,47 @@ class IndexTable:
         """Return the table at ``uri``: an Arrow IPC file where it ends in ``.arrow``, else a Lance data set.
 
         Args:
-            uri: a path, or any address that Lance takes.
-            storage_options: passed on to Lance.
+            uri: a path, ``http(s)://`` of an ``.arrow`` file (read whole, once), or any address that Lance takes.
+            storage_options: passed on to Lance, or to the source of a remote file.
             create: a missing table is an empty one, made by the first append.
 
         Raises:
             IndexTableError: nothing there, or not such a table.
             IndexVersionError: written for another version of this format.
         """
-        text_uri = os.fspath(uri)
+        given = os.fspath(uri)
+        shown = given
         store: _Store
-        if text_uri.endswith(".arrow"):
-            path = text_uri.removeprefix("file://")
+        if given.startswith(("http://", "https://")):
+            source = open_source(given, storage_options)
+            shown = source.name
+            if not shown.endswith(".arrow"):
+                text = f"{shown}: behind http(s) a table is one .arrow file; use a Lance data set on an object store"
+                raise IndexTableError(text, uri=shown)
+            store = RemoteArrowFile(source)
+        elif given.endswith(".arrow"):
+            path = given.removeprefix("file://")
             if "://" in path:
-                text = (
-                    f"{text_uri}: an .arrow table is a local file; use a Lance data set on remote storage"
-                )
-                raise IndexTableError(text, uri=text_uri)
+                text = f"{given}: an .arrow table is a local file or behind http(s); use a Lance data set there"
+                raise IndexTableError(text, uri=given)
             store = ArrowFile(Path(path))
-        elif Path(text_uri).is_file():
-            text = f"{text_uri}: is a file; want a Lance data set (a folder), or a name that ends in .arrow"
-            raise IndexTableError(text, uri=text_uri)
+        elif Path(given).is_file():
+            text = f"{given}: is a file; want a Lance data set (a folder), or a name that ends in .arrow"
+            raise IndexTableError(text, uri=given)
         else:
-            store = _LanceDataset(text_uri, storage_options)
+            store = _LanceDataset(given, storage_options)
         schema = store.schema()
         if schema is None and not create:
-            text = f"{text_uri}: no index table there; make one with: fluxon-gop index build SRC --to {text_uri}"
-            raise IndexTableError(text, uri=text_uri)
+            text = f"{shown}: no index table there; make one with: fluxon-gop index build SRC --to {shown}"
+            raise IndexTableError(text, uri=shown)
         if schema is not None:
-            _check_schema(schema, text_uri)
-        return cls(store, (text_uri, storage_options))
+            _check_schema(schema, shown)
+        return cls(store, shown, (given, storage_options))
 
     @property
     def uri(self) -> str:
-        """The address as given."""
-        return self._recipe[0]
+        """The address without secrets."""
+        return self._uri
 
     def __len__(self) -> int:
         """Return the number of videos."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -226,8 +227,11 @@ def find_spans(index: VideoIndex, frames: Int64Array) -> tuple[Span, ...]:
     """Return the spans that decode ``frames``, merged where one runs into the next."""
     if not len(frames):
         return ()
-    targets = np.unique(index.frame_sample[frames])
+    targets = index.frame_sample[frames]
     starts, clean = index.starts
+    if len(targets) == 1:
+        return (_span_of_one(index, int(targets[0])),)
+    targets.sort()
     at = np.searchsorted(starts, targets, side="right") - 1
     while True:
         # A leading frame is shown before its key: it needs the entry point before.
@@ -238,21 +242,33 @@ def find_spans(index: VideoIndex, frames: Int64Array) -> tuple[Span, ...]:
     if np.any(at[1:] < at[:-1]):
         order = np.lexsort((targets, at))
         targets, at = targets[order], at[order]
-    edges = np.flatnonzero(np.diff(at)) + 1
+    edges = [0, *(np.flatnonzero(at[1:] != at[:-1]) + 1).tolist(), len(targets)]
+    entries, wanted = starts[at[edges[:-1]]].tolist(), targets.tolist()
     spans: list[Span] = []
-    for entry, mine in zip(starts[at[np.r_[0, edges]]].tolist(), np.split(targets, edges), strict=True):
-        wanted = mine.tolist()
+    for entry, (begin, end) in zip(entries, pairwise(edges), strict=True):
         if spans and entry <= spans[-1].last + 1:
             before = spans.pop()
-            joined = tuple(sorted((*before.targets, *wanted)))
+            joined = tuple(sorted((*before.targets, *wanted[begin:end])))
             spans.append(Span(before.entry, joined[-1], joined))
         else:
-            spans.append(Span(entry, wanted[-1], tuple(wanted)))
+            spans.append(Span(entry, wanted[end - 1], tuple(wanted[begin:end])))
     return tuple(spans)
+
+
+def _span_of_one(index: VideoIndex, target: int) -> Span:
+    """Return the span of a single target: what cold reads mostly ask for, without arrays."""
+    starts, clean = index.starts
+    at = int(starts.searchsorted(target, side="right")) - 1
+    pts = index.sample_pts
+    while not clean[at] and pts[target] < pts[starts[at]]:
+        at -= 1
+    return Span(int(starts[at]), target, (target,))
 
 
 def span_ranges(index: VideoIndex, spans: tuple[Span, ...]) -> Int64Array:
     """Return the bytes of all samples that the spans send, touching ones joined."""
+    if len(spans) == 1:
+        return run_ranges(index, spans[0].first, spans[0].last + 1)
     return merge(
         np.concatenate([run_ranges(index, span.first, span.last + 1) for span in spans] or [_NOTHING])
     )
@@ -261,11 +277,17 @@ def span_ranges(index: VideoIndex, spans: tuple[Span, ...]) -> Int64Array:
 def run_ranges(index: VideoIndex, first: int, stop: int) -> Int64Array:
     """Return the bytes of samples ``[first, stop)``, touching ones joined."""
     starts = index.sample_offset[first:stop]
-    return merge(np.stack((starts, starts + index.sample_size[first:stop]), axis=1))
+    stops = starts + index.sample_size[first:stop]
+    # Most often nothing lies between them.
+    if len(starts) and (len(starts) == 1 or (starts[1:] == stops[:-1]).all()) and stops[-1] > starts[0]:
+        return np.array(((starts[0], stops[-1]),))
+    return merge(np.stack((starts, stops), axis=1))
 
 
 def shape(ranges: Int64Array) -> tuple[ByteRange, ...]:
     """Return the requests that fetch these ranges: joined across small holes, large ones split."""
+    if len(ranges) == 1 and ranges[0, 1] - ranges[0, 0] <= MAX_REQUEST_BYTES:
+        return (ByteRange(int(ranges[0, 0]), int(ranges[0, 1])),)
     return tuple(
         ByteRange(start, stop)
         for start, stop in split(merge(ranges, GAP_BYTES), MAX_REQUEST_BYTES).tolist()

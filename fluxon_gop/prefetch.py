@@ -1,7 +1,6 @@
 """One wave of range reads for many videos, each going on as soon as its own ranges are in.
 
-Knows no video: a job is a generator that yields the wave it needs and is sent the bytes, or yields calls to
-make and is sent nothing. Jobs run on the calling thread; reads, and calls side by side, on the process's threads.
+Knows no video: jobs (``jobs.py``) run on the calling thread; reads, and calls side by side, on the process's threads.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -20,42 +19,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from fluxon_gop import threads
 from fluxon_gop.budget import Budget
 from fluxon_gop.errors import ClosedError
+from fluxon_gop.jobs import Compute, Job, Wave, read_range
 from fluxon_gop.ranges import ByteRange
-from fluxon_gop.sources.range_source import Buffer, RangeSource
-from fluxon_gop.stats import ReadStats, WaveKind
+from fluxon_gop.sources.range_source import Buffer
+from fluxon_gop.stats import ReadStats
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Wave:
-    """Ranges of one source that a job needs before it can go on."""
-
-    kind: WaveKind
-    source: RangeSource
-    ranges: tuple[ByteRange, ...]
-    head: bool = False
-    """Read as the file's head: it may be shorter than asked, and tells the size."""
-    adds: bool = False
-    """What the waves before brought stays in memory beside it."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes to fetch."""
-        return sum(r.size for r in self.ranges)
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Yielded by a job before long work on the processor: other jobs send their reads first."""
-
-    tasks: tuple[Callable[[], object], ...] = ()
-    """Calls that the job waits for, in any order; the first error comes back. None: the job itself works."""
-    at_once: int = 1
-    """How many of them may run side by side."""
-
-
-Job = Generator[Wave | Compute, list[Buffer], T]
 
 
 @dataclass
@@ -328,7 +297,7 @@ class Crew(Generic[T]):
             self._ready.put(run)
         else:
             pool = threads.io_pool()
-            run.futures = [pool.submit(_read, wave, r) for r in wave.ranges]
+            run.futures = [pool.submit(read_range, wave, r) for r in wave.ranges]
             for future in run.futures:
                 future.add_done_callback(partial(self._one_done, run))
         return True
@@ -353,25 +322,11 @@ class Crew(Generic[T]):
         return self._advance(run, data if error is None else error)
 
 
-def _read(wave: Wave, wanted: ByteRange) -> Buffer:
-    if wave.head:
-        return wave.source.read_head(wanted.stop)
-    return wave.source.read(*wanted)
-
-
 def _read_here(wave: Wave, wanted: ByteRange) -> Future[Buffer]:
     """Read on the calling thread: one read gains nothing from another thread."""
     future: Future[Buffer] = Future()
     try:
-        future.set_result(_read(wave, wanted))
+        future.set_result(read_range(wave, wanted))
     except Exception as error:  # noqa: BLE001 - handed on as a pool's thread would
         future.set_exception(error)
     return future
-
-
-def run_one(job: Job[T], stats: ReadStats) -> T:
-    """Run one job to its end and return its value, or raise its error."""
-    (outcome,) = Crew([(job, stats)])
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.value  # type: ignore[return-value]

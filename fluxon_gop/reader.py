@@ -28,10 +28,10 @@ from fluxon_gop.errors import (
 from fluxon_gop.frame_set import FrameSet, UInt8Array
 from fluxon_gop.index_job import index_job, look_up
 from fluxon_gop.index_table import Damaged, Hint, IndexTable, Row
+from fluxon_gop.jobs import Job, Wave, run_one
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.packets import OrderMismatchError, RowMismatchError
 from fluxon_gop.plan import Path, VideoPlan
-from fluxon_gop.prefetch import Job, Wave, run_one
 from fluxon_gop.ranges import ByteRange, Int64Array
 from fluxon_gop.requests import (
     Indices,

@@ -51,7 +51,9 @@ def as_frames(indices: Indices) -> Int64Array:
         text = f"indices is a {type(indices).__name__}: want a sequence of integers"
         raise TypeError(text)
     else:
-        frames = np.array([_as_integer(value) for value in indices], dtype=np.int64)
+        frames = np.array(
+            [v if type(v) is int and 0 <= v < MAX_NUMBER else _as_integer(v) for v in indices], np.int64
+        )
     if len(frames) and int(frames.min()) < 0:
         text = f"frame {int(frames.min())} is negative: frames count from 0"
         raise InvalidRequestError(text)

@@ -64,15 +64,18 @@ class ReadStats:
 
     def add(self, other: ReadStats) -> None:
         """Add the other's counters; the depth is the larger of the two."""
-        for item in fields(self):
-            mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            if isinstance(mine, dict):
-                for kind, value in theirs.items():
-                    mine[kind] = mine.get(kind, 0) + value
-            elif item.name == "depth":
-                self.depth = max(mine, theirs)
+        mine, theirs = self.__dict__, other.__dict__
+        depth = max(self.depth, other.depth)
+        for name, value in theirs.items():
+            if not value:
+                continue
+            if isinstance(value, dict):
+                held = mine[name]
+                for kind, count in value.items():
+                    held[kind] = held.get(kind, 0) + count
             else:
-                setattr(self, item.name, mine + theirs)
+                mine[name] += value
+        self.depth = depth
 
     def add_beside(self, other: ReadStats) -> None:
         """Add a video of the same batch: its waves ran beside those counted here, not after them."""

@@ -20,6 +20,7 @@ from fluxon_gop.decode import Picture, decode_span
 from fluxon_gop.decoders import Decoders, paint
 from fluxon_gop.demuxed import DemuxedPackets
 from fluxon_gop.frame_set import FrameSet, UInt8Array, no_pictures
+from fluxon_gop.jobs import Compute, Job, Wave, run_one
 from fluxon_gop.model import Orientation, Verdict, VideoIndex
 from fluxon_gop.packets import (
     CutPackets,
@@ -41,7 +42,6 @@ from fluxon_gop.plan import (
     shape,
     span_ranges,
 )
-from fluxon_gop.prefetch import Compute, Job, Wave, run_one
 from fluxon_gop.ranges import ByteRange, Int64Array, as_array, as_ranges, merge, subtract, total_bytes
 from fluxon_gop.sources.range_source import RangeSource
 from fluxon_gop.sparse_buffer import SparseBuffer

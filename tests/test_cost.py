@@ -188,3 +188,39 @@ def test_decoding_starts_at_the_nearest_entry_point(folder):
     assert 1 == stats.decode_calls
     assert stats.packets_sent <= 100 - 90 + 3
     assert 1 == stats.total_requests
+
+
+def test_a_table_on_the_same_slow_store_costs_one_index_wave(slow_server, folder, truth, tmp_path):
+    """A remote .arrow table is one request when it is opened; the batch is still one wave of one request a video."""
+    requests, clips = _requests(slow_server)
+    table = fg.IndexTable.open(folder / "rows.arrow", create=True)
+    table.replace([(str(request.uri), fg.build_index(request.uri)) for request in requests])
+    slow_server.reset()
+    slow_server.latency_s = 0.2
+    remote = fg.IndexTable.open(slow_server.url("rows.arrow"))
+    with fg.VideoReaderPool(index=remote) as pool:
+        _assert_exact(pool.read_many(requests), clips, truth)
+        stats = pool.stats()
+    assert VIDEOS + 1 == slow_server.summary()["requests"]
+    assert 2 == slow_server.summary()["depth"]
+    assert {fg.WaveKind.INDEX: 1, fg.WaveKind.MEDIA: VIDEOS} == stats.requests
+    assert 2 == stats.depth
+
+
+def test_a_remote_table_is_read_only_and_named_without_secrets(slow_server, folder):
+    """Writing says what to do; a signed address's query is in no message; another name is no table."""
+    table = fg.IndexTable.open(folder / "own.arrow", create=True)
+    index = fg.build_index(folder / "v00.mp4")
+    table.replace([("a", index)])
+    remote = fg.IndexTable.open(slow_server.url("own.arrow") + "?token=geheim")
+    assert ["a"] == remote.keys()
+    with pytest.raises(fg.IndexTableError, match="upload it") as caught:
+        remote.append([("b", index)])
+    assert "geheim" not in f"{caught.value} {remote!r} {remote.uri}"
+    with pytest.raises(fg.IndexTableError, match="a Lance data set"):
+        fg.IndexTable.open(slow_server.url("table.lance"))
+    with pytest.raises(fg.IndexTableError, match="no index table"):
+        fg.IndexTable.open(slow_server.url("none.arrow"))
+    (folder / "noise.arrow").write_bytes(b"no table" * 9)
+    with pytest.raises(fg.IndexTableError, match="no Arrow IPC file"):
+        fg.IndexTable.open(slow_server.url("noise.arrow"))

@@ -9,7 +9,8 @@ import pytest
 
 import fluxon_gop as fg
 from fluxon_gop.budget import Budget
-from fluxon_gop.prefetch import Compute, Crew, Wave, run_one
+from fluxon_gop.jobs import Compute, Wave, run_one
+from fluxon_gop.prefetch import Crew
 from fluxon_gop.ranges import ByteRange
 from fluxon_gop.sparse_buffer import MAX_HOLE_BYTES, SparseBuffer, SparseFile
 from fluxon_gop.stats import ReadStats, WaveKind

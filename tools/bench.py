@@ -93,6 +93,7 @@ STORIES = [
         "deep", "one frame 100 to 123 deep in GOP 128 with B-frames, warm", ("gop128",), _deep, cold=False
     ),
     Story("window-16", "16 frames in a row at a random place, warm", ("gop128",), _windows(1), cold=False),
+    Story("window-16-pan", "the same of a panning camera", ("gop128_pan",), _windows(1), cold=False),
     Story(
         "windows-8", "8 windows of 16 in one read, warm, one thread", ("gop128",), _windows(8), cold=False
     ),
@@ -136,6 +137,8 @@ class Row:
 
     def as_dict(self, ours: float) -> dict[str, Any]:
         """Return what the JSON says: milliseconds, and the ratio of our median to this peer's."""
+        if not self.seconds:
+            return {"peer": self.peer, "runs": 0, **self.facts}
         low, median, high = statistics.quantiles(self.seconds, n=4)
         return {
             "peer": self.peer,
@@ -203,15 +206,19 @@ def run_local(story: Story, files: dict[str, Path], runs: int, seed: int) -> lis
     draws = [story.draw(rng, count) for _ in range(runs)]
     rows = {peer.name: Row(peer.name) for peer in peers}
     videos = {}
-    for peer in peers:
+    for peer in list(peers):
         started = time.perf_counter()
-        peer.prepare(path)
-        rows[peer.name].facts["prepare_ms"] = round((time.perf_counter() - started) * 1e3, 1)
-        if not story.cold:
-            videos[peer.name] = peer.open(path, threads=story.threads, size=story.size)
-            videos[peer.name].frames(draws[0])
-        else:
-            _cold(peer, path, story, draws[0])
+        try:
+            peer.prepare(path)
+            rows[peer.name].facts["prepare_ms"] = round((time.perf_counter() - started) * 1e3, 1)
+            if story.cold:
+                _cold(peer, path, story, draws[0])
+            else:
+                videos[peer.name] = peer.open(path, threads=story.threads, size=story.size)
+                videos[peer.name].frames(draws[0])
+        except Exception as error:  # noqa: BLE001 - a peer that cannot read the video is shown as such
+            rows[peer.name].facts["raised"] = str(error).splitlines()[0][:120]
+            peers.remove(peer)
     truth = Truth(files)
     kept: dict[str, list[np.ndarray[Any, Any]]] = {peer.name: [] for peer in peers}
     for run, numbers in enumerate(draws):
@@ -465,7 +472,7 @@ def main() -> None:
         else:
             rows = run_local(story, files, options.runs, options.seed)
         if not options.no_memory:
-            for row in rows:
+            for row in (row for row in rows if row.seconds):
                 row.facts["peak_mib"] = peak_memory(story, row.peer, options.media, options.seed)
         ours = statistics.median(rows[0].seconds)
         dicts = [row.as_dict(ours) for row in rows]

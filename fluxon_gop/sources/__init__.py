@@ -35,9 +35,9 @@ def open_source(
     Raises:
         InvalidRequestError: the scheme is none of path, ``file://``, ``http(s)://``.
     """
-    if isinstance(uri, RangeSource):
-        return uri
     if not isinstance(uri, str | os.PathLike):
+        if isinstance(uri, RangeSource):
+            return uri
         text = f"uri is a {type(uri).__name__}: want a path, an address, or a RangeSource"  # type: ignore[unreachable]
         raise TypeError(text)
     text_uri = os.fspath(uri)

@@ -1,0 +1,130 @@
+"""What a job asks for: waves of range reads, and calls to make; and how one job runs alone.
+
+Knows no video: a job is a generator that yields the wave it needs and is sent the bytes, or yields calls to
+make and is sent nothing. Many jobs run together in ``prefetch``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import wait
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fluxon_gop import threads
+from fluxon_gop.ranges import ByteRange
+from fluxon_gop.sources.range_source import Buffer, RangeSource
+from fluxon_gop.stats import ReadStats, WaveKind
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Ranges of one source that a job needs before it can go on."""
+
+    kind: WaveKind
+    source: RangeSource
+    ranges: tuple[ByteRange, ...]
+    head: bool = False
+    """Read as the file's head: it may be shorter than asked, and tells the size."""
+    adds: bool = False
+    """What the waves before brought stays in memory beside it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to fetch."""
+        return sum(r.size for r in self.ranges)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Yielded by a job before long work on the processor: other jobs send their reads first."""
+
+    tasks: tuple[Callable[[], object], ...] = ()
+    """Calls that the job waits for, in any order; the first error comes back. None: the job itself works."""
+    at_once: int = 1
+    """How many of them may run side by side."""
+
+
+Job = Generator[Wave | Compute, list[Buffer], T]
+
+
+def read_range(wave: Wave, wanted: ByteRange) -> Buffer:
+    """Read one range of a wave."""
+    if wave.head:
+        return wave.source.read_head(wanted.stop)
+    return wave.source.read(*wanted)
+
+
+def run_one(job: Job[T], stats: ReadStats) -> T:
+    """Run one job to its end and return its value, or raise its error.
+
+    As a crew of one, without its books: a wave of one read, and a single call, stay on this thread.
+    """
+    try:
+        step = next(job)
+        while True:
+            try:
+                answer = _compute(step) if isinstance(step, Compute) else _fetch(step, stats)
+            except Exception as error:  # noqa: BLE001 - the job is told, and may go on
+                step = job.throw(error)
+            else:
+                step = job.send(answer)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    finally:
+        job.close()
+
+
+def _compute(work: Compute) -> list[Buffer]:
+    side_by_side = min(len(work.tasks), work.at_once, threads.decode_limit(work.at_once))
+    if side_by_side < 2:
+        for task in work.tasks:
+            task()
+        return []
+    waiting = deque(work.tasks)
+
+    def go_on() -> None:
+        while waiting:
+            try:
+                task = waiting.popleft()
+            except IndexError:
+                return
+            task()
+
+    pool = threads.decode_pool()
+    calls = [pool.submit(go_on) for _ in range(side_by_side - 1)]
+    try:
+        go_on()
+    finally:
+        waiting.clear()
+        wait(calls)
+    for call in calls:
+        call.result()
+    return []
+
+
+def _fetch(wave: Wave, stats: ReadStats) -> list[Buffer]:
+    started = time.perf_counter()
+    stats.depth += 1
+    data: list[Buffer] = []
+    try:
+        if len(wave.ranges) == 1:
+            data.append(read_range(wave, wave.ranges[0]))
+        elif wave.ranges:
+            pool = threads.io_pool()
+            reads = [pool.submit(read_range, wave, wanted) for wanted in wave.ranges]
+            try:
+                data += [read.result() for read in reads]
+            finally:
+                for read in reads:
+                    read.cancel()
+                wait([read for read in reads if not read.cancelled()])
+    finally:
+        stats.fetch_seconds += time.perf_counter() - started
+        stats.count_wave(wave.kind, len(wave.ranges), sum(len(d) for d in data))
+    return data
