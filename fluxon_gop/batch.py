@@ -6,15 +6,12 @@ import os
 import threading
 from collections.abc import Sequence
 
-import numpy as np
-
 from fluxon_gop.budget import Budget
 from fluxon_gop.errors import ClosedError, FluxonGopError, FrameIndexError, SourceChangedError
-from fluxon_gop.frame_set import FrameSet
+from fluxon_gop.frame_set import FrameSet, Wanted
 from fluxon_gop.index_job import look_up
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.prefetch import Crew
-from fluxon_gop.ranges import Int64Array
 from fluxon_gop.reader import VideoReader
 from fluxon_gop.reader_cache import ReaderCache, ReaderKey
 from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult
@@ -62,7 +59,7 @@ class Batch:
         self._raise_first(range(len(self._requests)), skip=skip)
         for outcome in crew:
             n = outcome.number
-            mine = {m: self._requests[m].frames for m in self._members[n]}
+            mine = self._members[n]
             if isinstance(outcome.error, FrameIndexError) and len(mine) > 1:
                 self._one_by_one(n, mine)
             else:
@@ -125,47 +122,48 @@ class Batch:
                 raise
             except FluxonGopError as error:
                 # An address that nothing can be opened by.
-                self._deal(None, error, {m: self._requests[m].frames for m in members}, ReadStats())
+                self._deal(None, error, members, ReadStats())
                 continue
             self._leased.append((key, reader))
             self._members.append(members)
         readers = [reader for _, reader in self._leased]
         self._stats = look_up_rows(readers, self._table, self._cost)
-        frames = [wanted_frames(self._requests, members) for members in self._members]
-        jobs = [(r.read_job(f, s), s) for r, f, s in zip(readers, frames, self._stats, strict=True)]
+        wanted = [Wanted.of(*(self._requests[m].frames for m in members)) for members in self._members]
+        jobs = [(r.read_job(w, s), s) for r, w, s in zip(readers, wanted, self._stats, strict=True)]
         with self._lock:
             self._crew = Crew(jobs, self._budget)
         return self._crew
 
-    def _one_by_one(self, n: int, mine: dict[int, Int64Array]) -> None:
+    def _one_by_one(self, n: int, mine: list[int]) -> None:
         """Read requests apart: a number beyond the end spoils its own request only."""
         reader = self._leased[n][1]
-        for member, frames in mine.items():
+        for member in mine:
             one = ReadStats()
-            for outcome in Crew([(reader.read_job(np.unique(frames), one), one)], self._budget):
-                self._deal(outcome.value, outcome.error, {member: frames}, self._stats[n])
+            job = reader.read_job(Wanted.of(self._requests[member].frames), one)
+            for outcome in Crew([(job, one)], self._budget):
+                self._deal(outcome.value, outcome.error, [member], self._stats[n])
             self._stats[n].add(one)
 
     def _deal(
         self,
-        frames: FrameSet | None,
+        pictures: FrameSet | None,
         error: BaseException | None,
-        mine: dict[int, Int64Array],
+        mine: list[int],
         stats: ReadStats,
     ) -> None:
         """Give each request its rows, or its error."""
         if error is not None and not isinstance(error, FluxonGopError):
             raise error
-        for member, wanted in mine.items():
-            if frames is None:
+        for number, member in enumerate(mine):
+            if pictures is None:
                 self._results[member] = VideoReadResult(None, stats, error)
                 continue
             try:
-                self._results[member] = VideoReadResult(frames.rows(wanted), stats)
+                self._results[member] = VideoReadResult(pictures.array(number), stats)
             except FluxonGopError as failure:
                 self._results[member] = VideoReadResult(None, stats, failure)
 
-    def _raise_first(self, members: Sequence[int] | dict[int, Int64Array], *, skip: bool) -> None:
+    def _raise_first(self, members: Sequence[int], *, skip: bool) -> None:
         for member in () if skip else members:
             result = self._results[member]
             if result is not None and result.error is not None:
@@ -186,13 +184,6 @@ def _video_of(uri: Uri) -> object:
         return uri
     text = os.fspath(uri)
     return text if "://" in text else os.path.abspath(text)  # noqa: PTH100 - resolve() would follow links
-
-
-def wanted_frames(requests: Sequence[VideoReadRequest], members: Sequence[int]) -> Int64Array:
-    """Return the frames that these requests want, sorted, each once."""
-    if len(members) == 1:
-        return np.unique(requests[members[0]].frames)
-    return np.unique(np.concatenate([requests[m].frames for m in members]))
 
 
 def look_up_rows(

@@ -8,24 +8,27 @@ import numpy as np
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from fluxon_gop.frame_set import UInt8Array
+from fluxon_gop.frame_set import UInt8Array, Wanted
 from fluxon_gop.model import Orientation
 from fluxon_gop.plan import Path
 
 
 class Canvas:
-    """The output array of one read: row i is the i-th wanted picture, RGB, upright, scaled."""
+    """The output arrays of one read, one a request: RGB, upright, scaled."""
 
-    def __init__(self, count: int, height: int, width: int, orientation: Orientation) -> None:
-        """Allocate ``count`` pictures of ``height`` x ``width`` after turning."""
-        self.array: UInt8Array = np.empty((count, height, width, 3), np.uint8)
+    def __init__(self, wanted: Wanted, height: int, width: int, orientation: Orientation) -> None:
+        """Allocate pictures of ``height`` x ``width`` after turning."""
+        self.arrays: list[UInt8Array] = [
+            np.empty((len(frames), height, width, 3), np.uint8) for frames in wanted.requests
+        ]
+        self._places = wanted.places
         self._orientation = orientation
         self._size = (width, height) if not orientation.transpose else (height, width)
 
-    def paint(self, row: int, frame: VideoFrame, reformatter: VideoReformatter) -> None:
-        """Convert one picture into its row: one swscale pass, one copy.
+    def paint(self, number: int, frame: VideoFrame, reformatter: VideoReformatter) -> None:
+        """Convert a frame's picture into every row that wants it: one swscale pass, one copy a row.
 
-        The unturned picture is scaled to the turned size, then turned in numpy. Rows may be painted side by
+        The unturned picture is scaled to the turned size, then turned in numpy. Frames may be painted side by
         side, each thread with a reformatter of its own, which keeps its context from picture to picture.
         """
         width, height = self._size
@@ -41,7 +44,8 @@ class Canvas:
             picture = picture[::-1]
         if self._orientation.flip_columns:
             picture = picture[:, ::-1]
-        self.array[row] = picture
+        for request, row in self._places[number]:
+            self.arrays[request][row] = picture
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,8 @@ class Choices:
     path: Path | None = None
     max_bytes: int = 1 << 30
 
-    def canvas(self, count: int, natural: tuple[int, int], orientation: Orientation) -> Canvas:
-        """Return the output of ``count`` pictures whose own size, before turning, is ``natural``."""
+    def canvas(self, wanted: Wanted, natural: tuple[int, int], orientation: Orientation) -> Canvas:
+        """Return the output of pictures whose own size, before turning, is ``natural``."""
         turn = orientation if self.apply_rotation else Orientation()
         height, width = self.size or (natural[::-1] if turn.transpose else natural)
-        return Canvas(count, height, width, turn)
+        return Canvas(wanted, height, width, turn)

@@ -6,10 +6,9 @@ from fluxon_gop.canvas import Canvas, Choices
 from fluxon_gop.decode import Stopwatch, decode_span
 from fluxon_gop.demuxed import DemuxedPackets, display_matrix
 from fluxon_gop.errors import FluxonGopError
-from fluxon_gop.frame_set import FrameSet, no_pictures
+from fluxon_gop.frame_set import FrameSet, Wanted, no_pictures
 from fluxon_gop.model import Orientation, beyond_the_end
 from fluxon_gop.plan import Span
-from fluxon_gop.ranges import Int64Array
 from fluxon_gop.sparse_buffer import SparseBuffer
 from fluxon_gop.stats import ReadStats
 
@@ -27,12 +26,10 @@ class Counted:
         self.length: int | None = None
         self._natural: tuple[tuple[int, int], Orientation] | None = None
 
-    def read(
-        self, way: DemuxedPackets, frames: Int64Array, buffer: SparseBuffer, stats: ReadStats
-    ) -> FrameSet:
+    def read(self, way: DemuxedPackets, wanted: Wanted, buffer: SparseBuffer, stats: ReadStats) -> FrameSet:
         """Decode from the stream's start, or from where the last read stopped, counting pictures."""
         with Stopwatch(stats):
-            return self._read(way, frames, buffer, stats)
+            return self._read(way, wanted, buffer, stats)
 
     def run_through(self, way: DemuxedPackets, buffer: SparseBuffer, stats: ReadStats) -> int:
         """Decode to the end and return the number of pictures."""
@@ -47,24 +44,23 @@ class Counted:
         return self.length
 
     def _read(
-        self, way: DemuxedPackets, frames: Int64Array, buffer: SparseBuffer, stats: ReadStats
+        self, way: DemuxedPackets, wanted: Wanted, buffer: SparseBuffer, stats: ReadStats
     ) -> FrameSet:
-        row_of = {frame: row for row, frame in enumerate(frames.tolist())}
-        wanted = tuple(sorted(row_of if self._natural else {0, *row_of}))
-        canvas = self._choices.canvas(len(frames), *self._natural) if self._natural else None
+        missing = set(wanted.frames.tolist())
+        targets = tuple(sorted(missing if self._natural else {0, *missing}))
+        canvas = self._choices.canvas(wanted, *self._natural) if self._natural else None
         errors = stats.decode_errors
-        missing = dict(row_of)
         try:
-            for number, frame in filter(None, decode_span(way, Span(0, 0, wanted), buffer, stats, None)):
+            for number, frame in filter(None, decode_span(way, Span(0, 0, targets), buffer, stats, None)):
                 if self._natural is None:
                     matrix = display_matrix(frame)
                     turn = Orientation.from_matrix(matrix) if matrix else Orientation()
                     self._natural = ((frame.height, frame.width), turn)
                 if canvas is None:
-                    canvas = self._choices.canvas(len(frames), *self._natural)
-                row = missing.pop(number, None)
-                if row is not None:
-                    canvas.paint(row, frame, way.reformatter)
+                    canvas = self._choices.canvas(wanted, *self._natural)
+                if number in missing:
+                    missing.discard(number)
+                    canvas.paint(number, frame, way.reformatter)
         except BaseException:
             # The count is lost with the pictures that were under way.
             way.rewind()
@@ -81,5 +77,5 @@ class Counted:
                 failures = {frame: beyond_the_end(self._name, frame, length) for frame in missing}
         if canvas is None:
             height, width = self._choices.size or (0, 0)
-            canvas = Canvas(len(frames), height, width, Orientation())
-        return FrameSet(frames, canvas.array, failures)
+            canvas = Canvas(wanted, height, width, Orientation())
+        return FrameSet(wanted, canvas.arrays, failures)

@@ -19,6 +19,7 @@ import numpy as np
 from fluxon_gop.canvas import Choices
 from fluxon_gop.demuxed import DemuxedPackets
 from fluxon_gop.errors import FluxonGopError
+from fluxon_gop.frame_set import Wanted
 from fluxon_gop.jobs import run_one
 from fluxon_gop.model import Verdict, VideoIndex
 from fluxon_gop.packets import Packet, open_decoder
@@ -210,10 +211,10 @@ def _lift_reason(
     try:
         for start in range(0, len(digests), CHUNK_FRAMES):
             frames: Int64Array = np.arange(start, min(start + CHUNK_FRAMES, len(digests)), dtype=np.int64)
-            pictures = run_one(jobs.read(frames, stats), stats)
+            pictures = run_one(jobs.read(Wanted.of(frames), stats), stats)
             if pictures.failures or jobs.index is not lifted:
                 return index
-            if [_hash(picture.tobytes()) for picture in pictures.array] != digests[
+            if [_hash(picture.tobytes()) for picture in pictures.array()] != digests[
                 start : start + len(frames)
             ]:
                 return index

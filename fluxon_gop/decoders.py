@@ -18,7 +18,7 @@ FRAME_THREAD_SAMPLES = 24
 """A lone span of this many samples is worth frame threads."""
 
 Missing = dict[int, int]
-"""Row of the output by the sample that is still to come."""
+"""Frame number by the sample that is still to come."""
 
 
 class Decoders:
@@ -84,7 +84,7 @@ class Decoders:
         missing: Missing,
         canvas: Canvas,
     ) -> None:
-        """Decode one span into its rows. Spans may decode side by side."""
+        """Decode one span and paint its frames. Spans may decode side by side."""
         way = way_for()
         pictures = decode_span(way, span, buffer, stats, self._index.show_order)
         paint(way, pictures, stats, missing, canvas)
@@ -102,7 +102,7 @@ def paint(
     missing: Missing,
     canvas: Canvas,
 ) -> None:
-    """Put pictures into the rows that ``missing`` names, and strike those out; stops where bytes lack."""
+    """Paint the frames that ``missing`` names, and strike those out; stops where bytes lack."""
     with Stopwatch(stats):
         for item in pictures:
             if item is None:

@@ -36,6 +36,7 @@ PROBE_BYTES = 1024
 """Read of each key sample: its parameter sets and the head of its first slice."""
 LONG_PROBE_BYTES = 4096
 """Read of the first sample, and of all where parameter sets come in band: a user-data SEI may stand first."""
+_X264 = b"x264 - core "
 _NO_IN_BAND_SETS = frozenset({"avc1", "hvc1"})
 
 
@@ -52,22 +53,40 @@ def judge(
     index: VideoIndex, samples: Int64Array, heads: Sequence[bytes | memoryview]
 ) -> npt.NDArray[np.uint8]:
     """Return a verdict for each sample from its first bytes; UNCHECKED where those do not suffice."""
+    heads_of = zip(samples.tolist(), heads, strict=True)
+    return np.array([_verdict(index, sample, head) for sample, head in heads_of], np.uint8)
+
+
+def _verdict(index: VideoIndex, sample: int, head: bytes | memoryview) -> Verdict:
+    """Return the verdict on one sample."""
     entry = index.entries[0]
-    check = _CHECKS[entry.codec]
-    known = _known_sets(entry)
-    verdicts = np.full(len(samples), Verdict.UNCHECKED, np.uint8)
-    for i, (sample, head) in enumerate(zip(samples.tolist(), heads, strict=True)):
-        size = int(index.sample_size[sample])
-        # At the stream's first sample the configuration record is the decoder's whole state.
-        trusted = entry.fourcc in _NO_IN_BAND_SETS or sample == index.stream.start
-        try:
-            verdicts[i] = check(known, memoryview(head), size, trusted)
-        except BitsExhausted:
-            if len(head) >= size:
-                verdicts[i] = Verdict.REFUSED
-        except ValueError:
-            verdicts[i] = Verdict.REFUSED
-    return verdicts
+    size = int(index.sample_size[sample])
+    first = sample == index.stream.start
+    # At the stream's first sample the configuration record is the decoder's whole state.
+    trusted = entry.fourcc in _NO_IN_BAND_SETS or first
+    if first and _remembers_its_encoder(entry, bytes(head)):
+        return Verdict.REFUSED
+    try:
+        return _CHECKS[entry.codec](_known_sets(entry), memoryview(head), size, trusted)
+    except BitsExhausted:
+        return Verdict.REFUSED if len(head) >= size else Verdict.UNCHECKED
+    except ValueError:
+        return Verdict.REFUSED
+
+
+def _remembers_its_encoder(entry: SampleEntry, head: bytes) -> bool:
+    """Return whether FFmpeg decodes the whole stream by what the first sample's message says of its encoder.
+
+    It follows x264's early errors: of B-pictures up to build 33, of lossless High 4:4:4 up to build 150. A decoder
+    that starts later does not know the build. Source: FFmpeg's ``x264_build`` in h264_direct.c and h264_mb.c.
+    """
+    at = head.find(_X264) if entry.codec == "h264" else -1
+    if at < 0:
+        return False
+    digits = head[at + len(_X264) : at + len(_X264) + 4].split(b" ")[0]
+    build = int(digits) if digits.isdigit() else 0
+    predictive = any(nal[1] == 244 for nal in avc_record(entry.config).nals if avc_type(nal) == 7)
+    return build <= 33 or (build < 151 and predictive)
 
 
 class _Known(NamedTuple):
@@ -141,8 +160,7 @@ def contradicts(index: VideoIndex, sample: int, head: memoryview) -> bool:
     claimed = index.verdict_of(sample)
     if claimed not in {Verdict.PROVEN, Verdict.PROVEN_TRAILING}:
         return False
-    found = int(judge(index, np.array([sample]), [head])[0])
-    return found not in {claimed, Verdict.UNCHECKED}
+    return _verdict(index, sample, head) not in {claimed, Verdict.UNCHECKED}
 
 
 def picture_size(entry: SampleEntry) -> tuple[int, int] | None:

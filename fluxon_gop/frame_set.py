@@ -1,4 +1,4 @@
-"""The pictures of some frames, and the errors of those that have none.
+"""What some requests want of one video, the pictures they get, and the errors of frames that have none.
 
 Pure.
 """
@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,25 +17,43 @@ from fluxon_gop.ranges import Int64Array
 UInt8Array = npt.NDArray[np.uint8]
 
 
+class Wanted(NamedTuple):
+    """The frames that some requests want of one video, each request in its own order."""
+
+    requests: tuple[Int64Array, ...]
+    frames: Int64Array
+    """All of them, sorted, each once: what is read."""
+
+    @classmethod
+    def of(cls, *requests: Int64Array) -> Wanted:
+        """Return what these requests want together."""
+        frames = requests[0] if len(requests) == 1 else np.concatenate(requests)
+        return cls(requests, np.unique(frames) if len(frames) > 1 else frames)
+
+    @property
+    def places(self) -> dict[int, list[tuple[int, int]]]:
+        """(request, row) for each time that a frame is asked for, by frame."""
+        places: dict[int, list[tuple[int, int]]] = {}
+        for number, frames in enumerate(self.requests):
+            for row, frame in enumerate(frames.tolist()):
+                places.setdefault(frame, []).append((number, row))
+        return places
+
+
 @dataclass
 class FrameSet:
-    """The pictures of some frames: row i of ``array`` is ``frames[i]`` unless ``failures`` names it."""
+    """The pictures of some requests: ``arrays[i]`` is the i-th one's, but for frames that ``failures`` names."""
 
-    frames: Int64Array
-    array: UInt8Array
+    wanted: Wanted
+    arrays: list[UInt8Array]
     failures: dict[int, FluxonGopError]
-    given: bool = False
-    """The whole array is a caller's already."""
 
-    def rows(self, wanted: Int64Array) -> UInt8Array:
-        """Return the rows of ``wanted``, in its order; raises the first failure among them."""
-        for frame in wanted.tolist() if self.failures else ():
+    def array(self, request: int = 0) -> UInt8Array:
+        """Return the pictures of one request, in its order; raises the first failure among them."""
+        for frame in self.wanted.requests[request].tolist() if self.failures else ():
             if frame in self.failures:
                 raise self.failures[frame]
-        if not self.given and len(wanted) == len(self.frames) and (wanted == self.frames).all():
-            self.given = True
-            return self.array
-        return self.array[np.searchsorted(self.frames, wanted)]
+        return self.arrays[request]
 
 
 def no_pictures(name: str, frames: tuple[int, ...]) -> dict[int, FluxonGopError]:

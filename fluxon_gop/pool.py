@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from fluxon_gop import forks
-from fluxon_gop.batch import Batch, grouped, look_up_rows, wanted_frames
+from fluxon_gop.batch import Batch, grouped, look_up_rows
 from fluxon_gop.batch_plan import BatchPlan, PlannedVideo
 from fluxon_gop.budget import Budget
 from fluxon_gop.errors import ClosedError, ForkedProcessError, InvalidRequestError
+from fluxon_gop.frame_set import Wanted
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.reader import MAX_BATCH_BYTES, VideoReader, check_options
@@ -152,7 +153,7 @@ class VideoReaderPool:
             leased.extend((key, self._readers.lease(key)) for key in groups)
             look_up_rows([reader for _, reader in leased], self._table, cost)
             for (_, reader), members in zip(leased, groups.values(), strict=True):
-                frames = wanted_frames(requests, members)
+                frames = Wanted.of(*(requests[m].frames for m in members)).frames
                 reader.use_row()
                 plan = reader.plan(frames) if reader.has_index_or_reason else None
                 note = (plan.reason or "") if plan else f"{reader.why_no_row}: head and movie box first"

@@ -25,7 +25,7 @@ from fluxon_gop.errors import (
     SourceChangedError,
     UnsupportedMp4Error,
 )
-from fluxon_gop.frame_set import FrameSet, UInt8Array
+from fluxon_gop.frame_set import FrameSet, UInt8Array, Wanted
 from fluxon_gop.index_job import index_job, look_up
 from fluxon_gop.index_table import Damaged, Hint, IndexTable, Row
 from fluxon_gop.jobs import Job, Wave, run_one
@@ -139,7 +139,8 @@ class VideoReader:
             path=path,
         )
         try:
-            reader._run(reader._index_job)
+            if reader.use_row() is None:
+                reader._run(reader._index_job)
         except BaseException:
             reader.close()
             raise
@@ -193,8 +194,8 @@ class VideoReader:
             SourceError: bytes could not be read.
         """
         frames = as_frames(indices)
-        result = self._run(lambda stats: self.read_job(np.unique(frames), stats))
-        return result.rows(frames)
+        wanted = Wanted.of(frames)
+        return self._run(lambda stats: self.read_job(wanted, stats)).array()
 
     def iter_frames(
         self, start: int = 0, stop: int | None = None, step: int = 1
@@ -318,14 +319,14 @@ class VideoReader:
             self._video = VideoJobs(self._source, self._row, None, self._choices, verify=True)
         return self.index
 
-    def read_job(self, frames: Int64Array, stats: ReadStats) -> Job[FrameSet]:
-        """Return the job that reads ``frames`` (sorted, unique), the index first where it is missing."""
+    def read_job(self, wanted: Wanted, stats: ReadStats) -> Job[FrameSet]:
+        """Return the job that reads what is wanted, the index first where it is missing."""
         yield from self._index_job(stats)
         if self._built_here:
-            return (yield from self._at_hand.read(frames, stats))
+            return (yield from self._at_hand.read(wanted, stats))
         try:
             try:
-                result = yield from self._at_hand.read(frames, stats)
+                result = yield from self._at_hand.read(wanted, stats)
             except FrameIndexError:
                 # Before the row is believed, one byte tells whether the file is still its version.
                 yield Wave(WaveKind.HEAD_MOOV, self._source, (ByteRange(0, 1),))
@@ -346,7 +347,7 @@ class VideoReader:
         self._video = self._row = None
         yield from self._index_job(stats)
         stats.stale_rows += row is None or self.index is None or not row.same_samples(self.index)
-        return (yield from self._at_hand.read(frames, stats))
+        return (yield from self._at_hand.read(wanted, stats))
 
     # ------------------------------------------------------------- inside
 

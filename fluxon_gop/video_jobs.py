@@ -19,7 +19,7 @@ from fluxon_gop.counted import Counted
 from fluxon_gop.decode import Picture, decode_span
 from fluxon_gop.decoders import Decoders, paint
 from fluxon_gop.demuxed import DemuxedPackets
-from fluxon_gop.frame_set import FrameSet, UInt8Array, no_pictures
+from fluxon_gop.frame_set import FrameSet, UInt8Array, Wanted, no_pictures
 from fluxon_gop.jobs import Compute, Job, Wave, run_one
 from fluxon_gop.model import Orientation, Verdict, VideoIndex
 from fluxon_gop.packets import (
@@ -80,14 +80,14 @@ class VideoJobs:
         self._cutting: Decoders | None = None
         self._demuxed: DemuxedPackets | None = None
 
-    def read(self, frames: Int64Array, stats: ReadStats) -> Job[FrameSet]:
-        """Return the job that reads ``frames`` (sorted, unique)."""
+    def read(self, wanted: Wanted, stats: ReadStats) -> Job[FrameSet]:
+        """Return the job that reads what is wanted."""
         while True:
             try:
                 read = self._packet_job if self._uses_packets() else self._container_job
-                result = yield from read(frames, stats)
+                result = yield from read(wanted, stats)
                 if result is not None:
-                    stats.frames_requested += len(frames)
+                    stats.frames_requested += len(wanted.frames)
                     return result
             except OrderMismatchError:
                 assert self.index is not None
@@ -117,20 +117,21 @@ class VideoJobs:
             self.index.check_frames(frames, self._source.name)
         return plan_container(self.index, frames, reason)
 
-    def _packet_job(self, frames: Int64Array, stats: ReadStats) -> Job[FrameSet | None]:
+    def _packet_job(self, wanted: Wanted, stats: ReadStats) -> Job[FrameSet | None]:
         """Read on the packet path; None where a check shows that the index is not certain."""
         index = self.index
         assert index is not None
+        frames = wanted.frames
         whole = self.plan(frames)
-        canvas = self._choices.canvas(len(frames), *self._index_picture(index))
-        missing = dict(zip(index.frame_sample[frames].tolist(), range(len(frames)), strict=True))
+        canvas = self._choices.canvas(wanted, *self._index_picture(index))
+        missing = dict(zip(index.frame_sample[frames].tolist(), frames.tolist(), strict=True))
         for part in parts(index, whole, self._choices.max_bytes):
             long = part.nbytes > self._choices.max_bytes
             done = yield from (self._long_job if long else self._part_job)(part, stats, missing, canvas)
             if not done:
                 return None
-        failed = tuple(int(frames[row]) for row in missing.values())
-        return FrameSet(frames, canvas.array, no_pictures(self._source.name, failed))
+        failures = no_pictures(self._source.name, tuple(missing.values()))
+        return FrameSet(wanted, canvas.arrays, failures)
 
     def _part_job(
         self, part: VideoPlan, stats: ReadStats, missing: dict[int, int], canvas: Canvas
@@ -141,7 +142,7 @@ class VideoJobs:
         if part.ranges:
             fetched = yield Wave(WaveKind.MEDIA, self._source, part.ranges)
             buffer.insert_all(part.ranges, fetched)
-        plan = yield from self._check_job(part, buffer, stats)
+        plan = (yield from self._check_job(part, buffer, stats)) if part.unchecked else part
         if plan is None:
             return False
         spans = self._pieces(plan, buffer, stats)
@@ -149,6 +150,9 @@ class VideoJobs:
         counts = [ReadStats() for _ in spans]
         assert self.index is not None
         decoders = self._decoders(self.index)
+        if self._choices.num_threads > 1:
+            # The longest first, so that the threads end together.
+            spans.sort(key=lambda span: span.first - span.last)
         ways = [decoders.way_for(span, alone=len(spans) == 1) for span in spans]
         tasks = [
             partial(decoders.decode, way, span, buffer, count, missing, canvas)
@@ -277,9 +281,10 @@ class VideoJobs:
         self.index = index.with_verdicts(samples, verdicts)
         return self.index
 
-    def _container_job(self, frames: Int64Array, stats: ReadStats) -> Job[FrameSet | None]:
+    def _container_job(self, wanted: Wanted, stats: ReadStats) -> Job[FrameSet | None]:
         """Read on the container path; None where a check shows that the index is not certain."""
         stats.container_reads += 1
+        frames = wanted.frames
         plan = self.plan(frames)
         way = self._demuxed_way()
         buffer = SparseBuffer(self._source, stats)
@@ -292,17 +297,17 @@ class VideoJobs:
             return None
         if way.counted:
             pictures: list[FrameSet] = []
-            yield Compute((lambda: pictures.append(self._counted.read(way, frames, buffer, stats)),))
+            yield Compute((lambda: pictures.append(self._counted.read(way, wanted, buffer, stats)),))
             return pictures[0]
         assert self.index is not None
-        canvas = self._choices.canvas(len(frames), *self._index_picture(self.index))
+        canvas = self._choices.canvas(wanted, *self._index_picture(self.index))
         samples = self.index.frame_sample[frames].tolist()
-        missing = dict(zip(samples, range(len(frames)), strict=True))
+        missing = dict(zip(samples, frames.tolist(), strict=True))
         order = self.index.show_order
         spans = [decode_span(way, span, buffer, stats, order) for span in checked.spans]
         yield Compute(tuple(partial(paint, way, one, stats, missing, canvas) for one in spans))
-        failed = tuple(int(frames[row]) for row in missing.values())
-        return FrameSet(frames, canvas.array, no_pictures(self._source.name, failed))
+        failures = no_pictures(self._source.name, tuple(missing.values()))
+        return FrameSet(wanted, canvas.arrays, failures)
 
     def count(self, stats: ReadStats) -> Job[int]:
         """Return the job that finds the number of frames; free where the index is certain."""
@@ -336,8 +341,8 @@ class VideoJobs:
         plan = run_one(self._claims_job(self.plan(frames), stats), stats) if self._uses_packets() else None
         if plan is None:
             for number in frames.tolist():
-                one = np.array([number], np.int64)
-                yield number, run_one(self.read(one, stats), stats).rows(one)[0]
+                one = Wanted.of(np.array([number], np.int64))
+                yield number, run_one(self.read(one, stats), stats).array()[0]
             return
         index = self.index
         assert index is not None
@@ -345,9 +350,11 @@ class VideoJobs:
         way = CutPackets(index, self._choices.num_threads, verify=self._verify)
         for span in plan.spans:
             for sample, frame in self._stream(way, span._replace(resume=None), stats):
-                canvas = self._choices.canvas(1, *self._index_picture(index))
-                canvas.paint(0, frame, way.reformatter)
-                yield frame_of.pop(sample), canvas.array[0]
+                number = frame_of.pop(sample)
+                one = Wanted.of(np.array([number], np.int64))
+                canvas = self._choices.canvas(one, *self._index_picture(index))
+                canvas.paint(number, frame, way.reformatter)
+                yield number, canvas.arrays[0][0]
         if frame_of:
             failures = no_pictures(self._source.name, tuple(frame_of.values()))
             raise next(iter(failures.values()))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fluxon_gop as fg
 from fluxon_gop import entry_points
+from fluxon_gop.encode import Recipe
 from fluxon_gop.model import SampleEntry, Verdict
 from tests.boxes import MADE, Media, box, demuxed, made, tiny_mp4
+from tests.media import full_decode, make
 from tests.nals import (
     av1_frame,
     av1_sequence,
@@ -286,3 +291,24 @@ def test_real_packets_are_proven_in_a_file_by_hand(media):
     original = drive(media["bframes"].read_bytes(), check=True).index
     by_hand = drive(tiny_mp4(demuxed(media["bframes"])), check=True).index
     assert by_hand.verdicts.tolist() == original.verdicts.tolist() == [P] * 5
+
+
+def test_a_stream_that_old_x264_made_is_decoded_from_its_start(tmp_path):
+    """FFmpeg decodes lossless 4:4:4 by the encoder's build, which stands in the first sample alone."""
+    recipe = Recipe(pix_fmt="yuv444p", options={"preset": "medium", "qp": "0", "g": "12"})
+    path = make(tmp_path / "lossless.mp4", recipe, 36)
+    data = path.read_bytes()
+    assert drive(data, check=True).index.container_reason is None
+    path.write_bytes(re.sub(rb"x264 - core \d\d\d", b"x264 - core 100", data))
+    truth = full_decode(path)
+    assert not np.array_equal(truth, full_decode_of(data, tmp_path))
+    with fg.VideoReader.open(path) as reader:
+        for frame in (30, 13, 2, 35):
+            assert np.array_equal(truth[frame], reader.read_frames_numpy([frame])[0])
+    assert "first sample" in fg.build_index(path).container_reason
+
+
+def full_decode_of(data, folder):
+    """Return every frame of these bytes."""
+    (folder / "of.mp4").write_bytes(data)
+    return full_decode(folder / "of.mp4")

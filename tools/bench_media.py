@@ -112,8 +112,9 @@ def make(folder: Path) -> dict[str, Path]:
         video(
             f"of16_{number:02}", 600, 640, 360, Recipe(rate=RATE, options={**_B_FRAMES, "g": "60"}), number
         )
-    for name, times in (("ten_minutes", 10), ("one_hour", 60)):
+    gop60 = video("gop60", 1800, 640, 360, Recipe(rate=RATE, options={**_B_FRAMES, "g": "60"}))
+    for name, source, times in (("ten_minutes", minute, 10), ("one_hour", gop60, 60)):
         files[name] = folder / f"{name}.mp4"
         if not files[name].exists():
-            repeat(minute, files[name], times)
+            repeat(source, files[name], times)
     return files

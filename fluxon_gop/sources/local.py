@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from pathlib import Path
 
 from fluxon_gop import forks
 from fluxon_gop.errors import (
@@ -28,7 +27,7 @@ class LocalSource:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Name the file; nothing is opened yet."""
-        self._path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+        self._path = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
         self._descriptor: int | None = None
         self._signature: Signature | None = None
         self._closed = False
@@ -38,7 +37,7 @@ class LocalSource:
     @property
     def name(self) -> str:
         """The absolute path."""
-        return str(self._path)
+        return self._path
 
     @property
     def signature(self) -> Signature:
@@ -104,7 +103,7 @@ class LocalSource:
                 self._signature = _signature(self._descriptor)
             return self._descriptor
 
-    def __reduce__(self) -> tuple[type[LocalSource], tuple[Path]]:
+    def __reduce__(self) -> tuple[type[LocalSource], tuple[str]]:
         """Pickle the path; the file is opened again where it is used."""
         return (LocalSource, (self._path,))
 
@@ -118,24 +117,24 @@ class LocalSource:
         return f"LocalSource({self.name!r})"
 
 
-def _open_file(path: Path) -> int:
+def _open_file(path: str) -> int:
     try:
         # A pipe that nobody writes to would block the opening for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
         text = f"{path}: no such file"
-        raise SourceNotFoundError(text, source=str(path)) from error
+        raise SourceNotFoundError(text, source=path) from error
     except PermissionError as error:
         text = f"{path}: permission denied"
-        raise SourcePermissionError(text, source=str(path)) from error
+        raise SourcePermissionError(text, source=path) from error
     except OSError as error:
         text = f"{path}: cannot be opened: {error.strerror}"
-        raise SourceError(text, source=str(path)) from error
+        raise SourceError(text, source=path) from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         text = f"{path}: is {'a directory' if stat.S_ISDIR(mode) else 'no regular file'}, want a file"
-        raise SourceError(text, source=str(path))
+        raise SourceError(text, source=path)
     return descriptor
 
 
