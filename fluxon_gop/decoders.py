@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from fluxon_gop import forks
 from fluxon_gop.canvas import Canvas
 from fluxon_gop.decode import Picture, Stopwatch, decode_span
 from fluxon_gop.model import VideoIndex
@@ -30,6 +31,11 @@ class Decoders:
         self._num_threads = num_threads
         self._verify = verify
         self._idle: list[CutPackets] = []
+        self._lock = threading.Lock()
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent may hold the lock for ever."""
         self._lock = threading.Lock()
 
     def resumed(self, plan: VideoPlan) -> VideoPlan:

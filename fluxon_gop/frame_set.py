@@ -28,11 +28,15 @@ class Wanted(NamedTuple):
     def of(cls, *requests: Int64Array) -> Wanted:
         """Return what these requests want together."""
         frames = requests[0] if len(requests) == 1 else np.concatenate(requests)
-        return cls(requests, np.unique(frames) if len(frames) > 1 else frames)
+        # Most windows rise already.
+        rising = len(frames) < 2 or bool((frames[1:] > frames[:-1]).all())
+        return cls(requests, frames if rising else np.unique(frames))
 
     @property
     def places(self) -> dict[int, list[tuple[int, int]]]:
         """(request, row) for each time that a frame is asked for, by frame."""
+        if len(self.requests) == 1 and self.frames is self.requests[0]:
+            return {frame: [(0, row)] for row, frame in enumerate(self.frames.tolist())}
         places: dict[int, list[tuple[int, int]]] = {}
         for number, frames in enumerate(self.requests):
             for row, frame in enumerate(frames.tolist()):

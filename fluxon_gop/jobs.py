@@ -36,7 +36,7 @@ class Wave:
     @property
     def nbytes(self) -> int:
         """Bytes to fetch."""
-        return sum(r.size for r in self.ranges)
+        return sum([stop - start for start, stop in self.ranges])
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,7 @@ class VideoIndex:
         """FFmpeg's decoder name of the first sample entry, "" where packets are not cut."""
         return self.entries[0].codec if self.entries else ""
 
-    @property
+    @cached_property
     def orientation(self) -> Orientation:
         """The turn that makes the picture upright."""
         return Orientation.from_matrix(self.matrix)
@@ -266,6 +266,16 @@ class VideoIndex:
         clean = np.isin(self.verdicts[usable], (Verdict.PROVEN, Verdict.DECODED))
         samples = np.concatenate(([self.stream.start], self.key_samples[usable]))
         return samples, np.concatenate(([True], clean))
+
+    @cached_property
+    def all_clean(self) -> bool:
+        """Whether every start decodes its leading frames too."""
+        return bool(self.starts[1].all())
+
+    @cached_property
+    def all_checked(self) -> bool:
+        """Whether no key sample's claim is open."""
+        return Verdict.UNCHECKED not in self.verdicts
 
     def verdict_of(self, sample: int) -> Verdict | None:
         """Return what is known of a key sample's claim, None for a sample that is not called sync."""
@@ -340,8 +350,8 @@ class VideoIndex:
 
     def check_frames(self, frames: Int64Array, name: str) -> None:
         """Raise FrameIndexError, in the name of the video, for the first frame number beyond the end."""
-        beyond = frames[frames >= self.num_frames]
-        if len(beyond):
+        if len(frames) and int(frames.max()) >= self.num_frames:
+            beyond = frames[frames >= self.num_frames]
             raise beyond_the_end(name, int(beyond[0]), self.num_frames)
 
     def with_verdicts(self, samples: Int64Array, verdicts: npt.NDArray[np.uint8]) -> VideoIndex:

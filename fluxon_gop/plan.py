@@ -110,6 +110,8 @@ def plan_spans(index: VideoIndex, spans: tuple[Span, ...], unchecked: tuple[int,
 
 def _unchecked(index: VideoIndex, spans: tuple[Span, ...]) -> tuple[int, ...]:
     """Return the unproven claims that the spans rest on; the stream's start is always one of them."""
+    if index.all_checked:
+        return ()
     entries = {span.entry for span in spans if span.resume is None} | (
         {index.stream.start} if spans else set()
     )
@@ -232,8 +234,11 @@ def find_spans(index: VideoIndex, frames: Int64Array) -> tuple[Span, ...]:
     if len(targets) == 1:
         return (_span_of_one(index, int(targets[0])),)
     targets.sort()
-    at = np.searchsorted(starts, targets, side="right") - 1
-    while True:
+    at = starts.searchsorted(targets, side="right") - 1
+    if index.all_clean and at[0] == at[-1]:
+        # A window inside one GOP: what most reads ask for.
+        return (Span(int(starts[at[0]]), int(targets[-1]), tuple(targets.tolist())),)
+    while not index.all_clean:
         # A leading frame is shown before its key: it needs the entry point before.
         leading = ~clean[at] & (index.sample_pts[targets] < index.sample_pts[starts[at]])
         if not leading.any():

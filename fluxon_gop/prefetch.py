@@ -90,6 +90,7 @@ class Crew(Generic[T]):
         self._begun = False
         self._in_flight = self._calls = 0
         self._depth = 0
+        self._limits: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[Outcome[T]]:
@@ -220,15 +221,22 @@ class Crew(Generic[T]):
 
         A single call gains nothing from another thread, and a job that works itself works on this one.
         """
+        if not self._computing:
+            return
         alone = len(self._runs) == 1 and not self._calls
         if alone and all(min(len(run.tasks), run.at_once) < 2 for run in self._computing):
             return
         for run in list(self._computing):
-            limit = threads.decode_limit(run.at_once)
+            limit = self._limit_for(run.at_once)
             while run.tasks and len(run.calls) < run.at_once and self._calls < limit > 1:
                 self._call(run, run.tasks.popleft())
             if not run.tasks and run.calls:
                 self._computing.remove(run)
+
+    def _limit_for(self, at_once: int) -> int:
+        if at_once not in self._limits:
+            self._limits[at_once] = threads.decode_limit(at_once)
+        return self._limits[at_once]
 
     def _call(self, run: _Running[T], task: Callable[[], object]) -> None:
         future = threads.decode_pool().submit(task)
@@ -265,7 +273,8 @@ class Crew(Generic[T]):
 
     def _release(self, run: _Running[T]) -> None:
         held, run.held = run.held, 0
-        self._budget.give(held)
+        if held:
+            self._budget.give(held)
 
     def _admit(self) -> None:
         """Launch waves that waited for room; each comes after everything that has been in flight."""

@@ -79,7 +79,9 @@ class ReadStats:
 
     def add_beside(self, other: ReadStats) -> None:
         """Add a video of the same batch: its waves ran beside those counted here, not after them."""
-        waves = {k: max(self.waves.get(k, 0), other.waves.get(k, 0)) for k in {*self.waves, *other.waves}}
+        waves = dict(self.waves)
+        for kind, count in other.waves.items():
+            waves[kind] = max(waves.get(kind, 0), count)
         fetch = max(self.fetch_seconds, other.fetch_seconds)
         self.add(other)
         self.waves, self.fetch_seconds = waves, fetch

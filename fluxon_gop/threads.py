@@ -20,12 +20,12 @@ _pools: dict[str, ThreadPoolExecutor] = {}
 
 def io_pool() -> ThreadPoolExecutor:
     """Return the process's pool of reading threads."""
-    return _pool("fluxon_gop-io", MAX_REQUESTS_IN_FLIGHT)
+    return _pools.get("fluxon_gop-io") or _pool("fluxon_gop-io", MAX_REQUESTS_IN_FLIGHT)
 
 
 def decode_pool() -> ThreadPoolExecutor:
     """Return the process's pool of decoding threads; the bound is read at its first use."""
-    return _pool("fluxon_gop-decode", _bound() or usable_cores())
+    return _pools.get("fluxon_gop-decode") or _pool("fluxon_gop-decode", _bound() or usable_cores())
 
 
 def decode_limit(num_threads: int) -> int:

@@ -147,7 +147,8 @@ class VideoJobs:
             return False
         spans = self._pieces(plan, buffer, stats)
         self._hold_against_bytes(spans, buffer)
-        counts = [ReadStats() for _ in spans]
+        # Spans that run side by side count apart.
+        counts = [stats] if len(spans) == 1 else [ReadStats() for _ in spans]
         assert self.index is not None
         decoders = self._decoders(self.index)
         if self._choices.num_threads > 1:
@@ -161,7 +162,7 @@ class VideoJobs:
         try:
             yield Compute(tuple(tasks), self._choices.num_threads)
         finally:
-            for count in counts:
+            for count in counts if len(spans) > 1 else ():
                 stats.add(count)
         return True
 
