@@ -2,8 +2,8 @@
 
     python tools/bench.py --media DIR --out bench.json [--runs 30] [--stories NAME...]
 
-Stories are listed in STORIES. Each run of a story draws frame numbers from the seed, and every peer reads those in
-BLOCK reads, one peer after the other, the first one changing from run to run; a run's time is the mean of its block. Local files are in the page cache; remote ones come
+Stories are listed in ``bench_stories.py``. Each run of a story draws frame numbers from the seed, and every peer reads
+those in a block of reads, one peer after the other, the first one changing from run to run; a run's time is the mean of its block. Local files are in the page cache; remote ones come
 from ``range_server.py`` in a process of its own. Requests and bytes are counted, and peak memory is taken, in
 passes of their own. ``tools/bench_table.py`` renders the JSON.
 """
@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,96 +38,11 @@ import fluxon_gop as fg  # noqa: E402
 from fluxon_gop.plan import find_spans, span_ranges  # noqa: E402
 from fluxon_gop.ranges import total_bytes  # noqa: E402
 from tools import bench_media, bench_peers  # noqa: E402
+from tools.bench_stories import LATENCY_MS, STORIES, Story  # noqa: E402
 from tools.range_server import RangeServer  # noqa: E402
 
-LATENCY_MS = 50
-BLOCK = 5
-"""Reads of one reader in a run: a training process does not change its reader from read to read, and right after
-another reader's turn much of the time goes into filling the processor's caches again."""
 EXACT_RUNS = 3
 """Runs whose pictures are compared with the truth."""
-Numbers = dict[str, list[int]]
-"""Frames wanted, by the name of the video."""
-
-
-@dataclass(frozen=True)
-class Story:
-    """What is read, and how."""
-
-    name: str
-    text: str
-    media: tuple[str, ...]
-    draw: Callable[[random.Random, int], list[int]]
-    """Frame numbers of one run from (generator, number of frames)."""
-    cold: bool = True
-    """Open the video in every run; else it stays open."""
-    size: tuple[int, int] | None = None
-    threads: int = 1
-    remote: bool = False
-
-
-def _one(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(count)]
-
-
-def _deep(rng: random.Random, count: int) -> list[int]:
-    return [128 * rng.randrange(count // 128) + rng.randrange(100, 124)]
-
-
-def _windows(number: int, length: int = 16) -> Callable[[random.Random, int], list[int]]:
-    def draw(rng: random.Random, count: int) -> list[int]:
-        starts = [rng.randrange(count - length) for _ in range(number)]
-        return [start + i for start in starts for i in range(length)]
-
-    return draw
-
-
-def _uniform(_: random.Random, count: int) -> list[int]:
-    return [int(n) for n in np.linspace(0, count - 1, 64)]
-
-
-STORIES = [
-    Story("cold-gop128", "cold open, one random frame, 640x360 H.264 GOP 128", ("gop128",), _one),
-    Story("cold-gop128-pan", "the same of a panning camera", ("gop128_pan",), _one),
-    Story("cold-1h", "cold open, one random frame, 1 h, 640x360 H.264 GOP 60", ("one_hour",), _one),
-    Story("cold-h264-gop2", "cold open, one random frame, 640x480 H.264 GOP 2", ("h264_gop2",), _one),
-    Story("cold-av1-gop2", "cold open, one random frame, 640x480 AV1 GOP 2", ("av1_gop2",), _one),
-    Story(
-        "deep", "one frame 100 to 123 deep in GOP 128 with B-frames, warm", ("gop128",), _deep, cold=False
-    ),
-    Story("window-16", "16 frames in a row at a random place, warm", ("gop128",), _windows(1), cold=False),
-    Story("window-16-pan", "the same of a panning camera", ("gop128_pan",), _windows(1), cold=False),
-    Story(
-        "windows-8", "8 windows of 16 in one read, warm, one thread", ("gop128",), _windows(8), cold=False
-    ),
-    Story("windows-8-t2", "the same on two threads", ("gop128",), _windows(8), cold=False, threads=2),
-    Story(
-        "window-1080p",
-        "16 frames in a row, 1080p HEVC GOP 60, warm",
-        ("hevc_1080p",),
-        _windows(1),
-        cold=False,
-    ),
-    Story(
-        "window-1080p-t2", "the same on two threads", ("hevc_1080p",), _windows(1), cold=False, threads=2
-    ),
-    Story(
-        "resize-224",
-        "16 frames in a row at 224x224, warm",
-        ("gop128",),
-        _windows(1),
-        cold=False,
-        size=(224, 224),
-    ),
-    Story("uniform-64", "cold open, 64 uniform frames of 10 minutes", ("ten_minutes",), _uniform),
-    Story(
-        "sixteen-files",
-        f"8 frames in a row of each of 16 files at {LATENCY_MS} ms latency, cold readers, rows in memory",
-        tuple(f"of16_{n:02}" for n in range(16)),
-        _windows(1, 8),
-        remote=True,
-    ),
-]
 
 
 @dataclass
@@ -206,7 +121,7 @@ def run_local(story: Story, files: dict[str, Path], runs: int, seed: int) -> lis
     ours.prepare(path)
     count = ours.rows[path].num_frames
     rng = random.Random(f"{seed} {story.name}")
-    draws = [[story.draw(rng, count) for _ in range(BLOCK)] for _ in range(runs)]
+    draws = [[story.draw(rng, count) for _ in range(story.block)] for _ in range(runs)]
     rows = {peer.name: Row(peer.name) for peer in peers}
     videos = {}
     for peer in list(peers):
@@ -231,7 +146,7 @@ def run_local(story: Story, files: dict[str, Path], runs: int, seed: int) -> lis
                 pictures = (
                     videos[peer.name].frames(numbers) if videos else _cold(peer, path, story, numbers)
                 )
-            rows[peer.name].seconds.append((time.perf_counter() - started) / BLOCK)
+            rows[peer.name].seconds.append((time.perf_counter() - started) / story.block)
             if run < EXACT_RUNS:
                 kept[peer.name].append(pictures)
     last = [block[-1] for block in draws[:EXACT_RUNS]]
