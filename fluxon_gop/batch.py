@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fluxon_gop.budget import Budget
 from fluxon_gop.errors import ClosedError, FluxonGopError, FrameIndexError, SourceChangedError
@@ -38,12 +39,14 @@ class Batch:
         self._leased: list[tuple[ReaderKey, VideoReader]] = []
         self._stats: list[ReadStats] = []
         self._cost = ReadStats()
-        self._healthy: set[int] = set()
+        self._unfit: set[int] = set()
         self._crew: Crew[FrameSet] | None = None
         self._ahead: threading.Thread | None = None
         self._failed: BaseException | None = None
-        self._taken = False
-        self._lock = threading.Lock()
+        self._nested: Crew[FrameSet] | None = None
+        self._orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._dismiss: Callable[[Batch], None] | None = None
+        self._stopped = False
 
     def fetch_ahead(self) -> None:
         """Start a thread that looks rows up and runs the waves, but no decoding; returns at once."""
@@ -60,20 +63,33 @@ class Batch:
         for outcome in crew:
             n = outcome.number
             mine = self._members[n]
+            if outcome.error is not None and (
+                isinstance(outcome.error, SourceChangedError)
+                or not isinstance(outcome.error, FluxonGopError)
+            ):
+                self._unfit.add(n)
             if isinstance(outcome.error, FrameIndexError) and len(mine) > 1:
                 self._one_by_one(n, mine)
             else:
                 self._deal(outcome.value, outcome.error, mine, self._stats[n])
-            if not isinstance(outcome.error, SourceChangedError):
-                self._healthy.add(n)
             self._raise_first(mine, skip=skip)
-        return [result for result in self._results if result is not None]
+        answered = [result for result in self._results if result is not None]
+        assert len(answered) == len(self._requests), "a request was left without an answer"
+        return answered
 
     def stop(self) -> None:
         """Make ``results``, in whatever thread it runs, end with ClosedError."""
-        with self._lock:
-            if self._crew is not None:
-                self._crew.stop()
+        self._stopped = True
+        for crew in (self._crew, self._nested):
+            if crew is not None:
+                crew.stop()
+
+    def forget(self, dismiss: Callable[[Batch], None]) -> None:
+        """Let the thread that fetches ahead close the batch; nobody will read it. Takes no lock, waits for nothing."""
+        self._dismiss = dismiss
+        self._orders.put("close")
+        if self._crew is not None:
+            self._crew.hand_over()
 
     def close(self) -> ReadStats:
         """Cancel what is under way, give the readers back, and return what the batch cost."""
@@ -82,7 +98,7 @@ class Batch:
             self._crew.abandon()
         leased, self._leased = self._leased, []
         for n, (key, reader) in enumerate(leased):
-            self._readers.release(key, reader, keep=n in self._healthy)
+            self._readers.release(key, reader, keep=n not in self._unfit)
         cost, self._cost = self._cost, ReadStats()
         beside = ReadStats()
         for one in self._stats:
@@ -92,25 +108,26 @@ class Batch:
         return cost
 
     def _fetch(self) -> None:
+        """In a thread of its own: fetch until the batch is asked for, or forgotten."""
         try:
             crew = self._open()
+            # Whoever gives the order looks for the crew afterwards: one of the two is seen.
+            if self._orders.empty():
+                crew.fetch()
         except BaseException as error:  # noqa: BLE001 - it is raised where the results are asked for
             self._failed = error
-            return
-        with self._lock:
-            if self._taken:
-                return
-        crew.fetch()
+        if self._orders.get() == "close" and self._dismiss is not None:
+            self._ahead = None
+            self._dismiss(self)
 
     def _take_over(self) -> None:
         """End the thread that fetches ahead; this one does the rest."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return
-        with self._lock:
-            self._taken = True
-            if self._crew is not None:
-                self._crew.hand_over()
+        self._orders.put("hand over")
+        if self._crew is not None:
+            self._crew.hand_over()
         ahead.join()
 
     def _open(self) -> Crew[FrameSet]:
@@ -129,9 +146,14 @@ class Batch:
         readers = [reader for _, reader in self._leased]
         self._stats = look_up_rows(readers, self._table, self._cost)
         wanted = [Wanted.of(*(self._requests[m].frames for m in members)) for members in self._members]
-        jobs = [(r.read_job(w, s), s) for r, w, s in zip(readers, wanted, self._stats, strict=True)]
-        with self._lock:
-            self._crew = Crew(jobs, self._budget)
+        alone = len(readers) == 1
+        jobs = [
+            (reader.read_job(frames, stats, alone=alone), stats)
+            for reader, frames, stats in zip(readers, wanted, self._stats, strict=True)
+        ]
+        self._crew = Crew(jobs, self._budget)
+        if self._stopped:
+            self._crew.stop()
         return self._crew
 
     def _one_by_one(self, n: int, mine: list[int]) -> None:
@@ -140,7 +162,10 @@ class Batch:
         for member in mine:
             one = ReadStats()
             job = reader.read_job(Wanted.of(self._requests[member].frames), one)
-            for outcome in Crew([(job, one)], self._budget):
+            self._nested = Crew([(job, one)], self._budget)
+            if self._stopped:
+                self._nested.stop()
+            for outcome in self._nested:
                 self._deal(outcome.value, outcome.error, [member], self._stats[n])
             self._stats[n].add(one)
 

@@ -118,25 +118,27 @@ def sample_nals(data: memoryview, length_size: int, sample_size: int) -> Iterato
         at += size
 
 
-class Use(NamedTuple):
+class SampleRole(NamedTuple):
     """What a sample's NAL headers say of the pictures that may need it."""
 
     fills: bool
     """NAL units with their lengths fill the sample exactly, as ISO/IEC 14496-15 demands."""
     layer: int
     """Its temporal layer (H.264: 0)."""
-    spare: bool
+    disposable: bool
     """No picture of this or a lower layer needs it, and it carries nothing but that picture."""
+    has_sets: bool
+    """It carries parameter sets, which a decoder keeps beyond the GOP."""
 
 
 _PLAIN_SEI = frozenset({0, 1, 4, 132})
 """Buffering, timing, captions, hashes: messages that change no later picture."""
 
 
-def avc_use(data: memoryview, length_size: int) -> Use:
-    """Return the use of an H.264 sample: spare where all slices have nal_ref_idc 0. Clause 7.4.1."""
+def avc_role(data: memoryview, length_size: int) -> SampleRole:
+    """Return the role of an H.264 sample: disposable where all slices have nal_ref_idc 0. Clause 7.4.1."""
     at, end = 0, len(data)
-    slices, rest = 0, False
+    slices, rest, sets = 0, False, False
     while at + length_size < end:
         start = at + length_size
         at = start + int.from_bytes(data[at:start])
@@ -147,13 +149,14 @@ def avc_use(data: memoryview, length_size: int) -> Use:
             slices += 1
         elif head & 31 not in {9, 12} and not (head & 31 == 6 and _plain(data[start + 1 : at])):
             rest = True
-    return Use(at == end, 0, slices > 0 and not rest)
+            sets = sets or head & 31 in {7, 8, 13, 15}
+    return SampleRole(at == end, 0, slices > 0 and not rest, sets)
 
 
-def hevc_use(data: memoryview, length_size: int) -> Use:
-    """Return the use of an HEVC sample: spare where it is a sub-layer non-reference picture. Table 7-1."""
+def hevc_role(data: memoryview, length_size: int) -> SampleRole:
+    """Return the role of an HEVC sample: disposable where it is a sub-layer non-reference picture. Table 7-1."""
     at, end = 0, len(data)
-    slices, rest, layer = 0, False, 0
+    slices, rest, sets, layer = 0, False, False, 0
     while at + length_size < end:
         start = at + length_size
         at = start + int.from_bytes(data[at:start])
@@ -167,7 +170,8 @@ def hevc_use(data: memoryview, length_size: int) -> Use:
             slices += 1
         elif kind not in {35, 38} and not (kind in {39, 40} and _plain(data[start + 2 : at])):
             rest = True
-    return Use(at == end, layer, slices > 0 and not rest)
+            sets = sets or 32 <= kind <= 34
+    return SampleRole(at == end, layer, slices > 0 and not rest, sets)
 
 
 def _plain(message: memoryview) -> bool:

@@ -41,7 +41,7 @@ class Budget:
         for waiter in waiters:
             waiter.wake()
 
-    def tell(self, waiter: Waiter) -> None:
+    def subscribe(self, waiter: Waiter) -> None:
         """Wake this waiter whenever bytes are given back."""
         with self._lock:
             self._waiters.add(waiter)

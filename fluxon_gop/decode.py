@@ -84,7 +84,7 @@ def decode_span(
                 yield key, frame
         if not wanted:
             if not draining and before is not None and errors == stats.decode_errors:
-                way.leave(before)
+                way.keep_position(before)
             return
 
 

@@ -18,11 +18,12 @@ import numpy as np
 
 from fluxon_gop.canvas import Choices
 from fluxon_gop.demuxed import DemuxedPackets
+from fluxon_gop.entry_points import length_size
 from fluxon_gop.errors import FluxonGopError
 from fluxon_gop.frame_set import Wanted
 from fluxon_gop.jobs import run_one
 from fluxon_gop.model import Verdict, VideoIndex
-from fluxon_gop.packets import Packet, open_decoder
+from fluxon_gop.packets import ROLES, Packet, open_decoder
 from fluxon_gop.plan import Span
 from fluxon_gop.ranges import Int64Array
 from fluxon_gop.sources.range_source import RangeSource
@@ -102,10 +103,17 @@ def check_by_decoding(index: VideoIndex, source: RangeSource, stats: ReadStats) 
         places = _places(index, packets)
         findings = []
         claims = [number for number, place in enumerate(places) if place in set(index.key_samples.tolist())]
+        # Where sets come in band, what is left of an earlier GOP's may hurt, or hide what is missing.
+        ways_to_start = (False, True) if _has_sets(index, packets) else (False,)
         for start, stop in zip(claims, [*claims[1:], len(packets)], strict=True):
-            codec = _decoder_of_a_reader(index, codec)
-            alone, refused = _decode(codec, packets[start:stop])
-            findings.append(_compare(places[start], packets[start:stop], start, alone, refused, wanted))
+            found = []
+            for fresh in ways_to_start:
+                codec = _decoder_of_a_reader(index, codec, fresh=fresh)
+                alone, refused = _decode(codec, packets[start:stop])
+                found.append(_compare(places[start], packets[start:stop], start, alone, refused, wanted))
+            findings.append(
+                max(found, key=lambda finding: (not finding.safe, finding.missing + finding.mismatching))
+            )
     finally:
         way.close()
     verdicts = index.verdicts.copy()
@@ -120,18 +128,27 @@ def check_by_decoding(index: VideoIndex, source: RangeSource, stats: ReadStats) 
     return DecodeCheck(checked, tuple(findings), len(full), damaged)
 
 
-def _decoder_of_a_reader(index: VideoIndex, codec: av.VideoCodecContext) -> av.VideoCodecContext:
-    """Return a decoder in the state in which a reader starts a GOP.
+def _decoder_of_a_reader(
+    index: VideoIndex, codec: av.VideoCodecContext, *, fresh: bool
+) -> av.VideoCodecContext:
+    """Return a decoder in a state in which a reader may start a GOP.
 
-    One for all, flushed, so that what one GOP leaves behind may hurt the next; a fresh one where parameter
-    sets may come in band.
+    One for all, flushed, so that what one GOP leaves behind may hurt the next; or a fresh one, which knows the
+    configuration record alone.
     """
-    if len(index.entries) == 1 and index.fourcc in {"avc3", "hev1"}:
+    if fresh and len(index.entries) == 1 and index.codec:
         codec = open_decoder(index, 1)
         codec.copy_opaque = True
     else:
         codec.flush_buffers()
     return codec
+
+
+def _has_sets(index: VideoIndex, packets: Sequence[Packet]) -> bool:
+    """Return whether any packet carries parameter sets."""
+    role = ROLES.get(index.codec) if index.codec else None
+    size = length_size(index.entries[0]) if index.entries else 0
+    return role is not None and size > 0 and any(role(memoryview(bytes(p)), size).has_sets for p in packets)
 
 
 def _until_damage(packets: Iterator[Packet]) -> Iterator[Packet]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from fluxon_gop import forks
@@ -11,15 +11,16 @@ from fluxon_gop.canvas import Canvas
 from fluxon_gop.decode import Picture, Stopwatch, decode_span
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.packets import CutPackets, Way
-from fluxon_gop.plan import Span, VideoPlan, plan_spans
+from fluxon_gop.plan import Span, VideoPlan, open_claims, plan_spans
 from fluxon_gop.sparse_buffer import SparseBuffer
 from fluxon_gop.stats import ReadStats
+from fluxon_gop.threads import decode_limit
 
 FRAME_THREAD_SAMPLES = 24
 """A lone span of this many samples is worth frame threads."""
 
 Missing = dict[int, int]
-"""Frame number by the sample that is still to come."""
+"""Sample that is still to come -> its frame number."""
 
 
 class Decoders:
@@ -38,8 +39,8 @@ class Decoders:
         """In a forked child: another thread of the parent may hold the lock for ever."""
         self._lock = threading.Lock()
 
-    def resumed(self, plan: VideoPlan) -> VideoPlan:
-        """Return the plan less the samples that an idle decoder has seen already."""
+    def resumed(self, index: VideoIndex, plan: VideoPlan) -> VideoPlan:
+        """Return the plan less the samples that an idle decoder has seen already, and less their claims."""
         idle = list(self._idle)
         spans = list(plan.spans)
         for number, span in enumerate(plan.spans):
@@ -51,31 +52,41 @@ class Decoders:
                     break
         if len(idle) == len(self._idle):
             return plan
-        return plan_spans(self._index, tuple(spans), plan.unchecked)
+        return plan_spans(index, tuple(spans), open_claims(index, tuple(spans)))
 
-    def way_for(self, span: Span, *, alone: bool) -> Callable[[], CutPackets]:
-        """Return what gives a decoder for the span: the one that stands in it, else any idle one, or a new one.
+    def ways_for(self, spans: Sequence[Span], *, alone: bool) -> list[Callable[[], CutPackets]]:
+        """Return what gives a decoder for each span: the one that stands in it, else an idle one, or a new one.
 
-        The first kind is taken at once, before another span takes it. A long span that decodes ``alone`` gets
-        the reader's threads.
+        Those that stand in a span are taken at once, before another span takes them. A long span that decodes
+        ``alone`` gets the reader's threads.
         """
-        if span.resume is not None:
-            standing = next(way for way in self._idle if way.resume_at(span) == span.resume)
-            self._idle.remove(standing)
-            return lambda: standing
-        long = span.last + 1 - span.entry >= FRAME_THREAD_SAMPLES
-        return partial(self._take, self._num_threads if alone and long else 1)
+        taken: dict[Span, CutPackets] = {}
+        for span in spans:
+            if span.resume is not None:
+                way = next((way for way in self._idle if way.resume_at(span) == span.resume), None)
+                assert way is not None, "a plan goes on where no decoder stands"
+                self._idle.remove(way)
+                taken[span] = way
+        return [partial(self._take, span, taken.get(span), alone=alone) for span in spans]
 
-    def _take(self, threads: int) -> CutPackets:
+    def _take(self, span: Span, standing: CutPackets | None, *, alone: bool) -> CutPackets:
+        if standing is not None:
+            return standing
+        threads = 1
+        if alone and span.last + 1 - span.entry >= FRAME_THREAD_SAMPLES:
+            threads = min(self._num_threads, decode_limit(self._num_threads))
         with self._lock:
-            for way in self._idle:
-                if way.threads == threads:
-                    self._idle.remove(way)
-                    return way
+            fitting = [way for way in self._idle if way.threads == threads]
+            if fitting:
+                # One that stands nowhere first: another may be of use to the next read.
+                way = min(fitting, key=lambda way: way.stands)
+                self._idle.remove(way)
+                return way
         return CutPackets(self._index, threads, verify=self._verify)
 
     def put_back(self, way: CutPackets) -> None:
-        """Keep a decoder that came to the end of its span."""
+        """Keep a decoder that came to the end of its span, without the bytes that it was given."""
+        way.release()
         with self._lock:
             self._idle.append(way)
             if len(self._idle) > self._num_threads:
@@ -83,7 +94,7 @@ class Decoders:
 
     def decode(
         self,
-        way_for: Callable[[], CutPackets],
+        take: Callable[[], CutPackets],
         span: Span,
         buffer: SparseBuffer,
         stats: ReadStats,
@@ -91,14 +102,23 @@ class Decoders:
         canvas: Canvas,
     ) -> None:
         """Decode one span and paint its frames. Spans may decode side by side."""
-        way = way_for()
-        pictures = decode_span(way, span, buffer, stats, self._index.show_order)
-        paint(way, pictures, stats, missing, canvas)
+        way = take()
+        paint(way, decode_span(way, span, buffer, stats, self._index.show_order), stats, missing, canvas)
+        lost = tuple(target for target in span.targets if target in missing)
+        if lost and way.skipped:
+            # FFmpeg may be stricter than the headers: once more, with every packet.
+            way.keeps_all = True
+            again = Span(span.entry, lost[-1], lost)
+            paint(
+                way, decode_span(way, again, buffer, stats, self._index.show_order), stats, missing, canvas
+            )
+            way.keeps_all = False
         self.put_back(way)
 
     def close(self) -> None:
-        """Drop them."""
-        self._idle.clear()
+        """Close them."""
+        while self._idle:
+            self._idle.pop().close()
 
 
 def paint(

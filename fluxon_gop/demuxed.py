@@ -20,9 +20,10 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from fluxon_gop import forks
+from fluxon_gop.entry_points import length_size
 from fluxon_gop.errors import DecodeError, FluxonGopError
 from fluxon_gop.model import VideoIndex
-from fluxon_gop.packets import OrderMismatchError, Packet, abandon, set_threads
+from fluxon_gop.packets import ROLES, OrderMismatchError, Packet, abandon, set_threads
 from fluxon_gop.plan import Span
 from fluxon_gop.sparse_buffer import SparseBuffer, SparseFile
 
@@ -54,6 +55,10 @@ class DemuxedPackets:
         self._demuxed: Iterator[Packet] | None = None
         self._sample_of: dict[int, int] = {}
         self.reformatter = VideoReformatter()
+        self._role = ROLES.get(index.codec) if index is not None else None
+        self._length_size = length_size(index.entries[0]) if index is not None and index.entries else 0
+        # Parameter sets that came in band would outlive a flush.
+        self._has_sets = False
         forks.watch(self)
 
     @property
@@ -120,6 +125,9 @@ class DemuxedPackets:
                 self.rewind()
             return self.open(buffer).codec_context
         assert self._index is not None
+        if self._has_sets:
+            self.rewind()
+            self._has_sets = False
         stream = self.open(buffer)
         assert self._container is not None
         stream.codec_context.flush_buffers()
@@ -159,6 +167,8 @@ class DemuxedPackets:
             if not begun and packet.dts != first:
                 raise OrderMismatchError
             begun = True
+            if self._role is not None and self._length_size:
+                self._has_sets |= self._role(memoryview(bytes(packet)), self._length_size).has_sets
             yield packet
             # Demuxing one packet more would read bytes that the plan did not bring.
             if packet.dts >= last:
@@ -173,7 +183,7 @@ class DemuxedPackets:
             return self._next_frame - 1
         return None if frame.pts is None else self._sample_of.get(frame.pts)
 
-    def leave(self, shown: tuple[int, int]) -> None:
+    def keep_position(self, shown: tuple[int, int]) -> None:
         """Nothing: each span seeks."""
 
     def after_fork(self) -> None:
@@ -181,6 +191,10 @@ class DemuxedPackets:
         for thing in (self._container, self._stream, self._demuxed):
             abandon(thing)
         self._container = self._stream = self._demuxed = None
+
+    def release(self) -> None:
+        """Let go of the fetched bytes; the next start brings others."""
+        self._file.buffer = None
 
     def close(self) -> None:
         """Close the file."""

@@ -64,9 +64,9 @@ def _verdict(index: VideoIndex, sample: int, head: bytes | memoryview) -> Verdic
     first = sample == index.stream.start
     # At the stream's first sample the configuration record is the decoder's whole state.
     trusted = entry.fourcc in _NO_IN_BAND_SETS or first
-    if first and _remembers_its_encoder(entry, bytes(head)):
-        return Verdict.REFUSED
     try:
+        if first and _remembers_its_encoder(entry, bytes(head)):
+            return Verdict.REFUSED
         return _CHECKS[entry.codec](_known_sets(entry), memoryview(head), size, trusted)
     except BitsExhausted:
         return Verdict.REFUSED if len(head) >= size else Verdict.UNCHECKED

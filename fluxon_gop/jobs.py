@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from concurrent.futures import wait
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,10 +41,10 @@ class Wave:
 
 @dataclass(frozen=True)
 class Compute:
-    """Yielded by a job before long work on the processor: other jobs send their reads first."""
+    """Work on the processor that a job waits for: other jobs send their reads first."""
 
-    tasks: tuple[Callable[[], object], ...] = ()
-    """Calls that the job waits for, in any order; the first error comes back. None: the job itself works."""
+    tasks: tuple[Callable[[], object], ...]
+    """Calls, made in any order; the first error comes back to the job."""
     at_once: int = 1
     """How many of them may run side by side."""
 
@@ -93,8 +93,13 @@ def _compute(work: Compute) -> list[Buffer]:
             try:
                 task = waiting.popleft()
             except IndexError:
+                # Another thread took the last one.
                 return
-            task()
+            try:
+                task()
+            except BaseException:
+                waiting.clear()
+                raise
 
     pool = threads.decode_pool()
     calls = [pool.submit(go_on) for _ in range(side_by_side - 1)]
@@ -102,8 +107,10 @@ def _compute(work: Compute) -> list[Buffer]:
         go_on()
     finally:
         waiting.clear()
-        wait(calls)
-    for call in calls:
+        # A helper that has not begun has nothing left to do: other batches may keep its thread for long.
+        begun = [call for call in calls if not call.cancel()]
+        wait(begun)
+    for call in begun:
         call.result()
     return []
 
@@ -111,20 +118,35 @@ def _compute(work: Compute) -> list[Buffer]:
 def _fetch(wave: Wave, stats: ReadStats) -> list[Buffer]:
     started = time.perf_counter()
     stats.depth += 1
-    data: list[Buffer] = []
+    pool = threads.io_pool() if len(wave.ranges) > 1 else None
+    reads = [
+        read_here(wave, wanted) if pool is None else pool.submit(read_range, wave, wanted)
+        for wanted in wave.ranges
+    ]
     try:
-        if len(wave.ranges) == 1:
-            data.append(read_range(wave, wave.ranges[0]))
-        elif wave.ranges:
-            pool = threads.io_pool()
-            reads = [pool.submit(read_range, wave, wanted) for wanted in wave.ranges]
-            try:
-                data += [read.result() for read in reads]
-            finally:
-                for read in reads:
-                    read.cancel()
-                wait([read for read in reads if not read.cancelled()])
+        wait(reads)
+        return landed(wave, reads, stats, started)
     finally:
-        stats.fetch_seconds += time.perf_counter() - started
-        stats.count_wave(wave.kind, len(wave.ranges), sum(len(d) for d in data))
+        for read in reads:
+            read.cancel()
+        wait([read for read in reads if not read.cancelled()])
+
+
+def read_here(wave: Wave, wanted: ByteRange) -> Future[Buffer]:
+    """Read on the calling thread: one read gains nothing from another thread."""
+    future: Future[Buffer] = Future()
+    try:
+        future.set_result(read_range(wave, wanted))
+    except Exception as error:  # noqa: BLE001 - handed on as a pool's thread would
+        future.set_exception(error)
+    return future
+
+
+def landed(wave: Wave, reads: Sequence[Future[Buffer]], stats: ReadStats, started: float) -> list[Buffer]:
+    """Return what a wave's reads, all done, have brought, and count it; raises the first error among them."""
+    data = [read.result() for read in reads if read.exception() is None]
+    stats.fetch_seconds += time.perf_counter() - started
+    stats.count_wave(wave.kind, len(reads), sum(len(piece) for piece in data))
+    for read in reads:
+        read.result()
     return data

@@ -16,7 +16,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 
 from fluxon_gop import forks
-from fluxon_gop.bitstream import Use, avc_use, hevc_use
+from fluxon_gop.bitstream import SampleRole, avc_role, hevc_role
 from fluxon_gop.entry_points import length_size
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.plan import Span
@@ -51,7 +51,7 @@ class Way(Protocol):
         """Yield the span's packets in decode order; None where the buffer does not hold the next one yet."""
         ...
 
-    def leave(self, shown: tuple[int, int]) -> None:
+    def keep_position(self, shown: tuple[int, int]) -> None:
         """Note that the decoder gave all targets without being drained, ``shown`` being its last picture's order."""
         ...
 
@@ -64,7 +64,7 @@ class Way(Protocol):
         ...
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     """Where an undrained decoder stands in the stream."""
 
     entry: int
@@ -91,16 +91,20 @@ class CutPackets:
         entry = index.entries[0]
         self._length_size = length_size(entry)
         self._verify = verify
-        self._use: Callable[[memoryview, int], Use] | None = (
-            _USES.get(entry.codec) if self._length_size else None
+        self._role: Callable[[memoryview, int], SampleRole] | None = (
+            ROLES.get(entry.codec) if self._length_size else None
         )
+        # Parameter sets that came in band would outlive a flush.
+        self._has_sets = False
         self.threads = num_threads
         self.reformatter = VideoReformatter()
         self._codec: VideoCodecContext | None = None
         self._buffer: SparseBuffer | None = None
-        self._place: _Place | None = None
+        self._position: _Position | None = None
         self._entry = self._next = 0
         self._skipped: set[int] = set()
+        self.keeps_all = False
+        """Whether packets are sent that no target needs."""
         self.held: int | None = None
         """For long spans: the first sample that is not in the buffer yet; None where all are."""
         forks.watch(self)
@@ -110,31 +114,30 @@ class CutPackets:
 
         It may where nothing was drained, and no target has come out already or was left out.
         """
-        place = self._place
-        if place is None or not place.entry <= span.entry <= place.next:
+        position = self._position
+        if position is None or not position.entry <= span.entry <= position.next:
             return None
         for target in span.targets:
             order = self._index.show_order(target)
-            if order is None or order <= place.shown or target in place.skipped:
+            if order is None or order <= position.shown or target in position.skipped:
                 return None
         # What one span of a stream in temporal layers leaves out may be of use to a higher layer later.
-        return None if place.skipped and self._use is hevc_use else place.next
+        return None if position.skipped and self._role is hevc_role else position.next
 
     def start(self, span: Span, buffer: SparseBuffer) -> VideoCodecContext:
         """Return a decoder without memory of what it decoded before, or one that stands in the span."""
-        place, self._place = self._place, None
+        position, self._position = self._position, None
         self._buffer = buffer
         if span.resume is not None:
-            assert place is not None
+            assert position is not None
             assert self._codec is not None
-            assert place.next == span.resume
-            self._entry, self._next, self._skipped = place.entry, place.next, set(place.skipped)
+            assert position.next == span.resume
+            self._entry, self._next, self._skipped = position.entry, position.next, set(position.skipped)
             return self._codec
         self._entry, self._next, self._skipped = span.entry, span.entry, set()
-        # Where parameter sets may come in band, those of another GOP would outlive a flush.
-        in_band = self._index.entries[0].fourcc in {"avc3", "hev1"}
-        if self._codec is None or in_band:
+        if self._codec is None or self._has_sets:
             self._codec = open_decoder(self._index, self.threads)
+            self._has_sets = False
         else:
             self._codec.flush_buffers()
         return self._codec
@@ -166,27 +169,42 @@ class CutPackets:
         samples = [
             (n, view(at, at + size)) for n, at, size in zip(range(first, stop), starts, sizes, strict=True)
         ]
-        targets = set(span.targets)
-        if self._use is None or not (self._verify or len(targets) < stop - first):
+        if self._role is None:
             return samples
-        uses = [self._use(data, self._length_size) for _, data in samples]
-        if self._verify and not all(use.fills for use in uses):
+        roles = [self._role(data, self._length_size) for _, data in samples]
+        if self._verify and not all(role.fills for role in roles):
             raise RowMismatchError
-        if self._use is hevc_use and (stop <= span.last or self.held is not None):
-            # A later sample of a higher layer may need what nothing here does.
+        self._has_sets = self._has_sets or any(role.has_sets for role in roles)
+        if self.keeps_all or (self._role is hevc_role and (stop <= span.last or self.held is not None)):
+            # Not all is known here: a later sample of a higher layer may need what nothing here does.
             return samples
-        top = max(use.layer for use in uses)
+        targets = set(span.targets)
+        top = max(role.layer for role in roles)
         needed = []
-        for (sample, data), use in zip(samples, uses, strict=True):
-            if use.spare and use.layer == top and sample not in targets:
+        for (sample, data), role in zip(samples, roles, strict=True):
+            if role.disposable and role.layer == top and sample not in targets:
                 self._skipped.add(sample)
             else:
                 needed.append((sample, data))
         return needed
 
-    def leave(self, shown: tuple[int, int]) -> None:
+    @property
+    def skipped(self) -> bool:
+        """Whether packets of the last span were left out."""
+        return bool(self._skipped)
+
+    @property
+    def stands(self) -> bool:
+        """Whether the decoder stands where another span may go on."""
+        return self._position is not None
+
+    def keep_position(self, shown: tuple[int, int]) -> None:
         """Note where the decoder stands, so that the next span of the same GOP may go on from there."""
-        self._place = _Place(self._entry, self._next, shown, frozenset(self._skipped))
+        self._position = _Position(self._entry, self._next, shown, frozenset(self._skipped))
+
+    def release(self) -> None:
+        """Let go of the fetched bytes."""
+        self._buffer = None
 
     def key(self, frame: VideoFrame) -> int | None:
         """Return the picture's sample: the decoder hands each packet's pts through."""
@@ -195,14 +213,15 @@ class CutPackets:
     def after_fork(self) -> None:
         """Leave the parent's decoder alone: freeing it would wait for threads that are not here."""
         abandon(self._codec)
-        self._codec = self._buffer = self._place = None
+        self._codec = self._buffer = self._position = None
 
     def close(self) -> None:
         """Drop the decoder."""
-        self._codec = self._buffer = self._place = None
+        self._codec = self._buffer = self._position = None
 
 
-_USES: dict[str, Callable[[memoryview, int], Use]] = {"h264": avc_use, "hevc": hevc_use}
+ROLES: dict[str, Callable[[memoryview, int], SampleRole]] = {"h264": avc_role, "hevc": hevc_role}
+"""How the roles of a codec's samples are read, by FFmpeg's decoder name."""
 
 
 def open_decoder(index: VideoIndex, num_threads: int) -> VideoCodecContext:

@@ -98,7 +98,7 @@ class VideoPlan:
 def plan_packets(index: VideoIndex, frames: Int64Array) -> VideoPlan:
     """Return the plan of ``frames`` (each below num_frames) on the packet path."""
     spans = find_spans(index, frames)
-    return plan_spans(index, spans, unchecked=_unchecked(index, spans))
+    return plan_spans(index, spans, unchecked=open_claims(index, spans))
 
 
 def plan_spans(index: VideoIndex, spans: tuple[Span, ...], unchecked: tuple[int, ...] = ()) -> VideoPlan:
@@ -108,7 +108,7 @@ def plan_spans(index: VideoIndex, spans: tuple[Span, ...], unchecked: tuple[int,
     return VideoPlan(Path.PACKET, spans, shape(ranges), total_bytes(wanted), unchecked=unchecked)
 
 
-def _unchecked(index: VideoIndex, spans: tuple[Span, ...]) -> tuple[int, ...]:
+def open_claims(index: VideoIndex, spans: tuple[Span, ...]) -> tuple[int, ...]:
     """Return the unproven claims that the spans rest on; the stream's start is always one of them."""
     if index.all_checked:
         return ()
@@ -135,7 +135,7 @@ def plan_container(index: VideoIndex, frames: Int64Array, reason: str) -> VideoP
     if not counted:
         spans = find_spans(index, frames)
         wanted = span_ranges(index, spans)
-        unchecked = _unchecked(index, spans)
+        unchecked = open_claims(index, spans)
     else:
         spans, wanted = (), _NOTHING
         if index.num_frames and len(frames):

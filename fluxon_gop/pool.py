@@ -51,7 +51,8 @@ class VideoReaderPool:
             num_threads: spans of one video, or frames of one long span, that decode side by side; videos of a
                 batch decode side by side on the process's cores anyway, but for worker processes.
             apply_rotation: turn pictures as the display matrix says.
-            max_batch_bytes: fetched bytes that a batch holds at once; what exceeds it waits.
+            max_batch_bytes: fetched bytes that the batches under way hold at once; a wave that exceeds it waits,
+                but for one wave of each batch that is being read and has nothing else to go on with.
             storage_options: for the sources.
             path: "container" or "packet" to force the way of all; None chooses.
         """
@@ -111,8 +112,9 @@ class VideoReaderPool:
     def prefetch(self, requests: Sequence[VideoReadRequest]) -> PrefetchHandle:
         """Start a batch's reads now, for ``read_many(handle)`` to decode later; returns at once.
 
-        Its rows, missing indexes and media come in waves on a thread of their own, within ``max_batch_bytes``
-        together with what other batches of this pool hold; nothing is decoded. Errors come with ``read_many``.
+        Its rows, missing indexes and media come in waves on a thread of their own, within what other batches of this
+        pool leave of ``max_batch_bytes``; nothing is decoded. Errors come with ``read_many``. A video that another
+        batch is using gets a second reader, so that without a table its index is built once more.
 
         Raises:
             ClosedError: the pool is closed.
@@ -249,8 +251,10 @@ class PrefetchHandle:
         self.close()
 
     def __del__(self) -> None:
-        """Close what a caller forgot."""
-        self.close()
+        """Have what a caller forgot closed, on another thread: this may run anywhere, under any lock."""
+        batch, self._batch = self._batch, None
+        if batch is not None and self._pid == os.getpid():
+            batch.forget(self._pool.dismiss)
 
     def __repr__(self) -> str:
         """Tell whether it can be read."""

@@ -19,8 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from fluxon_gop import threads
 from fluxon_gop.budget import Budget
 from fluxon_gop.errors import ClosedError
-from fluxon_gop.jobs import Compute, Job, Wave, read_range
-from fluxon_gop.ranges import ByteRange
+from fluxon_gop.jobs import Compute, Job, Wave, landed, read_here, read_range
 from fluxon_gop.sources.range_source import Buffer
 from fluxon_gop.stats import ReadStats
 
@@ -87,6 +86,7 @@ class Crew(Generic[T]):
         self._computing: deque[_Running[T]] = deque()
         self._early: list[Outcome[T]] = []
         self._fetching = False
+        self._woken = False
         self._begun = False
         self._in_flight = self._calls = 0
         self._depth = 0
@@ -107,21 +107,21 @@ class Crew(Generic[T]):
             self.abandon()
 
     def fetch(self) -> None:
-        """Run the jobs' waves, and no computing, until all bytes are in or ``hand_over`` is called.
+        """Run the jobs' waves, and no computing, until ``hand_over`` is called.
 
         For a thread that fetches ahead of the one that iterates.
         """
         self._fetching = True
         self._early.extend(self._begin())
-        while self._in_flight or self._waiting:
-            landed = self._ready.get()
-            if landed is _Signal.HAND_OVER:
+        while True:
+            event = self._ready.get()
+            if event is _Signal.HAND_OVER:
                 return
-            if landed is _Signal.STOP:
+            if event is _Signal.STOP:
                 # For the caller, who is told when the crew is iterated.
-                self._ready.put(landed)
+                self._ready.put(event)
                 return
-            outcome = self._take(landed)
+            outcome = self._take(event)
             if outcome is not None:
                 self._early.append(outcome)
 
@@ -135,7 +135,9 @@ class Crew(Generic[T]):
 
     def wake(self) -> None:
         """Look again whether there is room for a wave that waits."""
-        self._ready.put(_Signal.WAKE)
+        if not self._woken:
+            self._woken = True
+            self._ready.put(_Signal.WAKE)
 
     def abandon(self) -> None:
         """Cancel what has not begun, wait for what has, and close the jobs."""
@@ -172,14 +174,15 @@ class Crew(Generic[T]):
             self._launch(self._waiting.popleft(), force=True)
         return self._take(self._ready.get())
 
-    def _take(self, landed: _Running[T] | _Called | _Signal) -> Outcome[T] | None:
-        if isinstance(landed, _Running):
-            return self._land(landed)
-        if isinstance(landed, _Called):
-            return self._called(landed)
-        if landed is _Signal.STOP:
+    def _take(self, event: _Running[T] | _Called | _Signal) -> Outcome[T] | None:
+        if isinstance(event, _Running):
+            return self._land(event)
+        if isinstance(event, _Called):
+            return self._called(event)
+        if event is _Signal.STOP:
             text = "closed while the batch was being read"
             raise ClosedError(text)
+        self._woken = False
         self._admit()
         return None
 
@@ -206,7 +209,7 @@ class Crew(Generic[T]):
             run.wave = wave
             if not self._launch(run):
                 # Told first, so that room made between the two tries is not missed.
-                self._budget.tell(self)
+                self._budget.subscribe(self)
                 if not self._launch(run):
                     self._waiting.append(run)
             return None
@@ -219,7 +222,7 @@ class Crew(Generic[T]):
     def _hand_out(self) -> None:
         """Give calls of the jobs that wait for them to the process's threads, as many as may run at once.
 
-        A single call gains nothing from another thread, and a job that works itself works on this one.
+        A single call gains nothing from another thread.
         """
         if not self._computing:
             return
@@ -296,19 +299,22 @@ class Crew(Generic[T]):
         run.stats.depth = (run.stats.depth if depth is None else depth) + 1
         self._depth = max(self._depth, run.stats.depth)
         run.started = time.perf_counter()
-        self._in_flight += 1
         run.left = len(wave.ranges)
         if not wave.ranges:
             run.futures = []
             self._ready.put(run)
         elif len(self._runs) == 1 and run.left == 1 and not self._fetching:
-            run.futures = [_read_here(wave, wave.ranges[0])]
+            run.futures = [read_here(wave, wave.ranges[0])]
             self._ready.put(run)
         else:
             pool = threads.io_pool()
-            run.futures = [pool.submit(read_range, wave, r) for r in wave.ranges]
+            # One by one: where a thread cannot be started, those under way are known and waited for.
+            run.futures = []
+            for wanted in wave.ranges:
+                run.futures.append(pool.submit(read_range, wave, wanted))
             for future in run.futures:
                 future.add_done_callback(partial(self._one_done, run))
+        self._in_flight += 1
         return True
 
     def _one_done(self, run: _Running[T], _: Future[Buffer]) -> None:
@@ -321,21 +327,10 @@ class Crew(Generic[T]):
     def _land(self, run: _Running[T]) -> Outcome[T] | None:
         """Give a job the bytes of its wave, or the first error among its reads."""
         self._in_flight -= 1
-        wave, futures = run.wave, run.futures
-        assert wave is not None
-        run.futures = []
-        error = next((e for f in futures if (e := f.exception()) is not None), None)
-        data = [f.result() for f in futures if f.exception() is None]
-        run.stats.fetch_seconds += time.perf_counter() - run.started
-        run.stats.count_wave(wave.kind, len(futures), sum(len(d) for d in data))
-        return self._advance(run, data if error is None else error)
-
-
-def _read_here(wave: Wave, wanted: ByteRange) -> Future[Buffer]:
-    """Read on the calling thread: one read gains nothing from another thread."""
-    future: Future[Buffer] = Future()
-    try:
-        future.set_result(read_range(wave, wanted))
-    except Exception as error:  # noqa: BLE001 - handed on as a pool's thread would
-        future.set_exception(error)
-    return future
+        assert run.wave is not None
+        reads, run.futures = run.futures, []
+        try:
+            data = landed(run.wave, reads, run.stats, run.started)
+        except Exception as error:  # noqa: BLE001 - the job is told, and may go on
+            return self._advance(run, error)
+        return self._advance(run, data)

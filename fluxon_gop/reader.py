@@ -117,7 +117,7 @@ class VideoReader:
             index: a VideoIndex, an IndexTable to look it up in, or None to build it.
             height: of the pictures after turning upright; give both or neither (the picture's own size).
             width: likewise.
-            num_threads: of one decoder, 1 for none.
+            num_threads: spans of a read that decode side by side, or frames of a lone long one; 1 for neither.
             apply_rotation: turn pictures as the file's display matrix says.
             stream_index: which stream of the file, None for FFmpeg's best video stream.
             storage_options: for the source.
@@ -319,14 +319,17 @@ class VideoReader:
             self._video = VideoJobs(self._source, self._row, None, self._choices, verify=True)
         return self.index
 
-    def read_job(self, wanted: Wanted, stats: ReadStats) -> Job[FrameSet]:
-        """Return the job that reads what is wanted, the index first where it is missing."""
+    def read_job(self, wanted: Wanted, stats: ReadStats, *, alone: bool = True) -> Job[FrameSet]:
+        """Return the job that reads what is wanted, the index first where it is missing.
+
+        ``alone``: no other video decodes beside it, so that a long span may have the reader's threads.
+        """
         yield from self._index_job(stats)
         if self._built_here:
-            return (yield from self._at_hand.read(wanted, stats))
+            return (yield from self._at_hand.read(wanted, stats, alone=alone))
         try:
             try:
-                result = yield from self._at_hand.read(wanted, stats)
+                result = yield from self._at_hand.read(wanted, stats, alone=alone)
             except FrameIndexError:
                 # Before the row is believed, one byte tells whether the file is still its version.
                 yield Wave(WaveKind.HEAD_MOOV, self._source, (ByteRange(0, 1),))
@@ -347,7 +350,7 @@ class VideoReader:
         self._video = self._row = None
         yield from self._index_job(stats)
         stats.stale_rows += row is None or self.index is None or not row.same_samples(self.index)
-        return (yield from self._at_hand.read(wanted, stats))
+        return (yield from self._at_hand.read(wanted, stats, alone=alone))
 
     # ------------------------------------------------------------- inside
 

@@ -11,6 +11,8 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from fluxon_gop.errors import InvalidRequestError
+
 MAX_REQUESTS_IN_FLIGHT = 64
 DECODE_THREADS_VARIABLE = "FLUXON_GOP_DECODE_THREADS"
 
@@ -42,8 +44,13 @@ def usable_cores() -> int:
 
 
 def _bound() -> int | None:
-    text = os.environ.get(DECODE_THREADS_VARIABLE, "")
-    return max(int(text), 1) if text.isdecimal() else None
+    text = os.environ.get(DECODE_THREADS_VARIABLE)
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        message = f"{DECODE_THREADS_VARIABLE} is {text!r}: want a positive number"
+        raise InvalidRequestError(message)
+    return int(text)
 
 
 def _pool(name: str, size: int) -> ThreadPoolExecutor:
@@ -59,5 +66,4 @@ def _forget() -> None:
     _pools, _lock = {}, threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget)

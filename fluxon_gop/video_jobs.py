@@ -17,10 +17,11 @@ from fluxon_gop import entry_points
 from fluxon_gop.canvas import Canvas, Choices
 from fluxon_gop.counted import Counted
 from fluxon_gop.decode import Picture, decode_span
-from fluxon_gop.decoders import Decoders, paint
+from fluxon_gop.decoders import Decoders, Missing, paint
 from fluxon_gop.demuxed import DemuxedPackets
 from fluxon_gop.frame_set import FrameSet, UInt8Array, Wanted, no_pictures
 from fluxon_gop.jobs import Compute, Job, Wave, run_one
+from fluxon_gop.long_span import LongSpan
 from fluxon_gop.model import Orientation, Verdict, VideoIndex
 from fluxon_gop.packets import (
     CutPackets,
@@ -32,17 +33,15 @@ from fluxon_gop.plan import (
     Path,
     Span,
     VideoPlan,
-    chunks,
     divide,
     parts,
     plan_container,
     plan_packets,
-    run_ranges,
+    plan_spans,
     sample_range,
-    shape,
     span_ranges,
 )
-from fluxon_gop.ranges import ByteRange, Int64Array, as_array, as_ranges, merge, subtract, total_bytes
+from fluxon_gop.ranges import Int64Array, as_array, as_ranges, merge, subtract, total_bytes
 from fluxon_gop.sources.range_source import RangeSource
 from fluxon_gop.sparse_buffer import SparseBuffer
 from fluxon_gop.stats import ReadStats, WaveKind
@@ -80,12 +79,14 @@ class VideoJobs:
         self._cutting: Decoders | None = None
         self._demuxed: DemuxedPackets | None = None
 
-    def read(self, wanted: Wanted, stats: ReadStats) -> Job[FrameSet]:
-        """Return the job that reads what is wanted."""
+    def read(self, wanted: Wanted, stats: ReadStats, *, alone: bool = True) -> Job[FrameSet]:
+        """Return the job that reads what is wanted; ``alone`` where no other video decodes beside it."""
         while True:
             try:
-                read = self._packet_job if self._uses_packets() else self._container_job
-                result = yield from read(wanted, stats)
+                if self._uses_packets():
+                    result = yield from self._packet_job(wanted, stats, alone)
+                else:
+                    result = yield from self._container_job(wanted, stats)
                 if result is not None:
                     stats.frames_requested += len(wanted.frames)
                     return result
@@ -108,7 +109,7 @@ class VideoJobs:
         if self._uses_packets():
             assert self.index is not None
             self.index.check_frames(frames, self._source.name)
-            return self._decoders(self.index).resumed(plan_packets(self.index, frames))
+            return self._decoders(self.index).resumed(self.index, plan_packets(self.index, frames))
         if self.index is None:
             reason = self._no_index or "no index yet"
             return VideoPlan(Path.CONTAINER, (), (), 0, reason=reason, counted=True)
@@ -117,24 +118,31 @@ class VideoJobs:
             self.index.check_frames(frames, self._source.name)
         return plan_container(self.index, frames, reason)
 
-    def _packet_job(self, wanted: Wanted, stats: ReadStats) -> Job[FrameSet | None]:
+    def _packet_job(self, wanted: Wanted, stats: ReadStats, alone: bool) -> Job[FrameSet | None]:
         """Read on the packet path; None where a check shows that the index is not certain."""
         index = self.index
         assert index is not None
         frames = wanted.frames
-        whole = self.plan(frames)
+        index.check_frames(frames, self._source.name)
         canvas = self._choices.canvas(wanted, *self._index_picture(index))
         missing = dict(zip(index.frame_sample[frames].tolist(), frames.tolist(), strict=True))
-        for part in parts(index, whole, self._choices.max_bytes):
-            long = part.nbytes > self._choices.max_bytes
-            done = yield from (self._long_job if long else self._part_job)(part, stats, missing, canvas)
+        limit = self._choices.max_bytes
+        for part in parts(index, plan_packets(index, frames), limit):
+            # Each part by itself: the one before may have taken the decoder on.
+            plan = self._decoders(index).resumed(index, part)
+            if plan.nbytes > limit:
+                done = yield from self._long_job(plan, stats, missing, canvas)
+            else:
+                done = yield from self._part_job(plan, stats, missing, canvas, alone)
             if not done:
                 return None
+            assert self.index is not None
+            index = self.index
         failures = no_pictures(self._source.name, tuple(missing.values()))
         return FrameSet(wanted, canvas.arrays, failures)
 
     def _part_job(
-        self, part: VideoPlan, stats: ReadStats, missing: dict[int, int], canvas: Canvas
+        self, part: VideoPlan, stats: ReadStats, missing: Missing, canvas: Canvas, alone: bool
     ) -> Job[bool]:
         """Fetch a plan's ranges in one wave and decode its spans; False where the index is not certain."""
         stats.wanted_bytes += part.wanted_bytes
@@ -147,14 +155,11 @@ class VideoJobs:
             return False
         spans = self._pieces(plan, buffer, stats)
         self._hold_against_bytes(spans, buffer)
-        # Spans that run side by side count apart.
-        counts = [stats] if len(spans) == 1 else [ReadStats() for _ in spans]
         assert self.index is not None
         decoders = self._decoders(self.index)
-        if self._choices.num_threads > 1:
-            # The longest first, so that the threads end together.
-            spans.sort(key=lambda span: span.first - span.last)
-        ways = [decoders.way_for(span, alone=len(spans) == 1) for span in spans]
+        # Spans that run side by side count apart.
+        counts = [ReadStats() for _ in spans]
+        ways = decoders.ways_for(spans, alone=alone and len(spans) == 1)
         tasks = [
             partial(decoders.decode, way, span, buffer, count, missing, canvas)
             for way, span, count in zip(ways, spans, counts, strict=True)
@@ -162,7 +167,7 @@ class VideoJobs:
         try:
             yield Compute(tuple(tasks), self._choices.num_threads)
         finally:
-            for count in counts if len(spans) > 1 else ():
+            for count in counts:
                 stats.add(count)
         return True
 
@@ -171,8 +176,11 @@ class VideoJobs:
         threads = self._choices.num_threads
         index = self.index
         assert index is not None
-        if threads == 1 or len(plan.spans) >= threads:
+        if threads == 1:
             return list(plan.spans)
+        # The longest first, so that the threads end together.
+        if len(plan.spans) >= threads:
+            return sorted(plan.spans, key=lambda span: span.first - span.last)
         claims = index.key_samples[index.verdicts == Verdict.UNCHECKED]
         inside = [
             claim
@@ -181,11 +189,9 @@ class VideoJobs:
         ]
         if inside:
             index = self._judge(inside, buffer, stats)
-        return divide(index, plan.spans, threads)
+        return sorted(divide(index, plan.spans, threads), key=lambda span: span.first - span.last)
 
-    def _long_job(
-        self, part: VideoPlan, stats: ReadStats, missing: dict[int, int], canvas: Canvas
-    ) -> Job[bool]:
+    def _long_job(self, part: VideoPlan, stats: ReadStats, missing: Missing, canvas: Canvas) -> Job[bool]:
         """Decode a span that is too long to hold, wave after wave; False where the index is not certain."""
         plan = yield from self._claims_job(part, stats)
         if plan is None:
@@ -193,17 +199,18 @@ class VideoJobs:
         index = self.index
         assert index is not None
         decoders = self._decoders(index)
-        for span in plan.spans:
+        for planned in plan.spans:
+            # Each by itself: the one before may have taken the decoder on.
+            alone = plan_spans(index, (planned._replace(resume=None),))
+            (span,) = decoders.resumed(index, alone).spans
             stats.wanted_bytes += total_bytes(span_ranges(index, (span,)))
-            buffer = SparseBuffer(self._source, stats)
-            way = decoders.way_for(span, alone=True)()
-            pictures = decode_span(way, span, buffer, stats, index.show_order)
-            for run in chunks(index, span, self._choices.max_bytes):
-                yield from self._run_job(run, buffer)
-                way.held = run.stop
-                if run.start == span.first:
-                    self._hold_against_bytes([span], buffer)
-                yield Compute((partial(paint, way, pictures, stats, missing, canvas),))
+            (take,) = decoders.ways_for([span], alone=True)
+            way = take()
+            long = LongSpan(self._source, index, way, span, stats)
+            check = partial(self._hold_against_bytes, [span])
+            for fetch in long.runs(self._choices.max_bytes, check):
+                yield from fetch
+                yield Compute((partial(paint, way, long.pictures, stats, missing, canvas),))
             way.held = None
             decoders.put_back(way)
         return True
@@ -212,15 +219,6 @@ class VideoJobs:
         """Check a long plan's claims on their own bytes; None where the index is not certain."""
         buffer = SparseBuffer(self._source, stats)
         return (yield from self._check_job(plan, buffer, stats, whole=False))
-
-    def _run_job(self, run: ByteRange, buffer: SparseBuffer) -> Job[None]:
-        """Put the samples ``[start, stop)`` into the buffer, in the place of those before."""
-        assert self.index is not None
-        ranges = shape(run_ranges(self.index, *run))
-        buffer.clear()
-        if ranges:
-            fetched = yield Wave(WaveKind.MEDIA, self._source, ranges)
-            buffer.insert_all(ranges, fetched)
 
     def _hold_against_bytes(self, spans: list[Span], buffer: SparseBuffer) -> None:
         """Raise RowMismatchError where an entry point's bytes are not what a row says."""
@@ -299,6 +297,7 @@ class VideoJobs:
         if way.counted:
             pictures: list[FrameSet] = []
             yield Compute((lambda: pictures.append(self._counted.read(way, wanted, buffer, stats)),))
+            way.release()
             return pictures[0]
         assert self.index is not None
         canvas = self._choices.canvas(wanted, *self._index_picture(self.index))
@@ -307,6 +306,7 @@ class VideoJobs:
         order = self.index.show_order
         spans = [decode_span(way, span, buffer, stats, order) for span in checked.spans]
         yield Compute(tuple(partial(paint, way, one, stats, missing, canvas) for one in spans))
+        way.release()
         failures = no_pictures(self._source.name, tuple(missing.values()))
         return FrameSet(wanted, canvas.arrays, failures)
 
@@ -339,7 +339,10 @@ class VideoJobs:
         Raises:
             OrderMismatchError, RowMismatchError: as a single read finds it; what was yielded stands.
         """
-        plan = run_one(self._claims_job(self.plan(frames), stats), stats) if self._uses_packets() else None
+        plan = None
+        if self._uses_packets():
+            assert self.index is not None
+            plan = run_one(self._claims_job(plan_packets(self.index, frames), stats), stats)
         if plan is None:
             for number in frames.tolist():
                 one = Wanted.of(np.array([number], np.int64))
@@ -363,16 +366,11 @@ class VideoJobs:
     def _stream(self, way: CutPackets, span: Span, stats: ReadStats) -> Iterator[Picture]:
         """Yield the span's pictures, fetching up to 8 MiB at a time as the decoder needs them."""
         assert self.index is not None
-        buffer = SparseBuffer(self._source, stats)
-        runs = iter(chunks(self.index, span, MAX_REQUEST_BYTES))
-        way.held = span.first
-        for item in decode_span(way, span, buffer, stats, self.index.show_order):
+        long = LongSpan(self._source, self.index, way, span, stats)
+        runs = long.runs(MAX_REQUEST_BYTES, partial(self._hold_against_bytes, [span]))
+        for item in long.pictures:
             if item is None:
-                run = next(runs)
-                run_one(self._run_job(run, buffer), stats)
-                way.held = run.stop
-                if run.start == span.first:
-                    self._hold_against_bytes([span], buffer)
+                run_one(next(runs), stats)
             else:
                 yield item
 

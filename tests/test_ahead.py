@@ -161,8 +161,8 @@ def test_a_batch_that_nobody_reads_leaves_nothing_behind(server, pool, way):
         gc.collect()
     else:
         pool.close()
-    assert [] == [thread for thread in threading.enumerate() if "ahead" in thread.name]
-    assert 0 == pool.counts()["active_readers"]
+    _wait_for(lambda: not [thread for thread in threading.enumerate() if "ahead" in thread.name])
+    _wait_for(lambda: not pool.counts()["active_readers"])
     before = len(server.requests)
     time.sleep(0.3)
     assert before == len(server.requests)
@@ -190,3 +190,28 @@ def test_a_batch_of_the_parent_is_refused_in_a_forked_child(media):
         assert 7 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         (result,) = pool.read_many(handle)
     assert np.array_equal(full_decode(media["bframes"])[[1]], result.array)
+
+
+def test_an_error_of_the_thread_ahead_is_raised_where_the_batch_is_read(server, pool, monkeypatch):
+    """Where no thread can be had for a read, read_many says so and does not wait for ever."""
+    from fluxon_gop import threads
+
+    def none():
+        text = "can't start new thread"
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(threads, "io_pool", none)
+    handle = pool.prefetch(_requests(server, 1))
+    with pytest.raises(RuntimeError, match="can't start"):
+        pool.read_many(handle)
+    assert 0 == pool.counts()["active_readers"]
+
+
+def test_one_failing_video_leaves_the_other_readers_open(media, server, pool):
+    """Readers that did their work, or were not asked yet, are there for the next batch."""
+    pool.read_many(_requests(server, 1))
+    with pytest.raises(fg.SourceNotFoundError):
+        pool.read_many([*_requests(server, 2), fg.VideoReadRequest(server.url("none.mp4"), [0])])
+    assert len(NAMES) + 1 == pool.counts()["current_readers"]
+    pool.prefetch(_requests(server, 3)).close()
+    assert 0 == pool.counts()["close_count"]

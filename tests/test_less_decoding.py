@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -15,6 +16,7 @@ import fluxon_gop as fg
 from fluxon_gop import threads
 from fluxon_gop.encode import Recipe
 from fluxon_gop.plan import divide, find_spans
+from fluxon_gop.sparse_buffer import SparseBuffer
 from tests.media import RECIPES, X264, full_decode, make
 
 PYRAMID = "keyint=60:min-keyint=60:scenecut=0:bframes=3:b-adapt=0:b-pyramid=normal"
@@ -98,8 +100,9 @@ def test_any_sequence_of_reads_is_exact(made, media, name):
     path = (made | media)[name]
     truth = full_decode(path)
     rng = random.Random(name)
-    for count in (1, 2, 3):
-        with fg.VideoReader.open(path, num_threads=count, apply_rotation=False) as reader:
+    size = path.stat().st_size
+    for count, limit in ((1, 1 << 30), (2, 1 << 30), (3, 1 << 30), (1, size // 4), (2, size // 8)):
+        with fg.VideoReader(path, num_threads=count, apply_rotation=False, max_bytes=limit) as reader:
             at = 0
             for _ in range(25):
                 at = min(at + rng.choice([1, 1, 2, 7]), 59) if rng.random() < 0.7 else rng.randrange(60)
@@ -212,3 +215,63 @@ def test_a_long_span_with_a_refuted_claim_is_extended_in_runs(media, monkeypatch
         (result,) = pool.read_many([fg.VideoReadRequest(path, [59])])
     assert np.array_equal(full_decode(path)[[59]], result.array)
     assert 1 == result.stats.refuted_entry_points
+
+
+def test_parameter_sets_in_band_do_not_outlive_their_gop(tmp_path):
+    """An avc1 file whose second half carries sets of its own: whatever was read before, every frame is FFmpeg's."""
+    path = tmp_path / "two.mp4"
+    _two_halves(path)
+    truth = full_decode(path)
+    index = fg.build_index(path)
+    for choice in (None, "container"):
+        with fg.VideoReader.open(path, index=index, path=choice) as reader:
+            for frame in (5, 30, 5, 15, 35, 2, 30):
+                assert np.array_equal(truth[frame], reader.read_frames_numpy([frame])[0]), (choice, frame)
+
+
+def _two_halves(path):
+    """Write 24 frames whose sets stand in avcC, and 24 of another quality whose sets stand in their key samples."""
+    import av
+
+    from fluxon_gop.bitstream import avc_record
+
+    halves = [
+        make(path.with_name(f"{crf}.mp4"), Recipe(options={**X264, "crf": crf}), 24) for crf in ("20", "32")
+    ]
+    packets, sets = [], []
+    for half in halves:
+        with av.open(str(half)) as given:
+            stream = given.streams.video[0]
+            nals = avc_record(stream.codec_context.extradata).nals
+            sets.append(b"".join(len(nal).to_bytes(4) + nal for nal in nals))
+            demuxed = [packet for packet in given.demux(stream) if packet.dts is not None]
+            packets.append([(bytes(p), p.pts, p.dts, p.duration, p.is_keyframe) for p in demuxed])
+    assert sets[0] != sets[1]
+    length = sum(packet[3] for packet in packets[0])
+    with av.open(str(halves[0])) as given, av.open(str(path), "w") as out:
+        stream = given.streams.video[0]
+        copy = out.add_stream_from_template(stream)
+        for turn, half in enumerate(packets):
+            for data, pts, dts, duration, key in half:
+                packet = av.Packet((sets[1] if turn and key else b"") + data)
+                packet.pts, packet.dts, packet.duration = pts + turn * length, dts + turn * length, duration
+                packet.time_base, packet.stream, packet.is_keyframe = stream.time_base, copy, key
+                out.mux(packet)
+
+
+def test_what_was_fetched_is_let_go_of(media):
+    """A reader that waits for its next batch holds decoders, and no fetched bytes."""
+    source = fg.MemorySource(media["bframes"].read_bytes(), "held")
+    with fg.VideoReaderPool() as pool:
+        pool.read_many([fg.VideoReadRequest(source, [3, 40])])
+        gc.collect()
+        buffers = [thing for thing in gc.get_objects() if isinstance(thing, SparseBuffer)]
+        assert [] == [buffer for buffer in buffers if buffer.source is source and buffer.nbytes]
+
+
+def test_a_senseless_bound_is_refused(monkeypatch, media):
+    """A variable that is no positive number is named in the error."""
+    for text in ("two", "-1", "0", ""):
+        monkeypatch.setenv(threads.DECODE_THREADS_VARIABLE, text)
+        with pytest.raises(fg.InvalidRequestError, match=threads.DECODE_THREADS_VARIABLE):
+            threads.decode_limit(1)

@@ -49,8 +49,7 @@ def _job(source, *waves, adds=False, compute=None):
         data = yield Wave(WaveKind.MEDIA, source, tuple(ByteRange(*r) for r in ranges), adds=adds)
         got += [bytes(d) for d in data]
     if compute is not None:
-        yield Compute()
-        compute()
+        yield Compute((compute,))
     return got
 
 
