@@ -99,6 +99,7 @@ class RemoteArrowFile(ArrowFile):
                 size = self._source.signature.size
                 data += [self._source.read(at, min(at + step, size)) for at in range(step, size, step)]
                 self._held = _table_of(data[0] if len(data) == 1 else b"".join(data))
+                self._source.close()
             except SourceNotFoundError:
                 return None
             except (pa.ArrowException, ValueError) as error:

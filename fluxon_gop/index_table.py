@@ -113,6 +113,7 @@ class IndexTable:
         Raises:
             IndexTableError: nothing there, or not such a table.
             IndexVersionError: written for another version of this format.
+            SourceError: a remote ``.arrow`` file cannot be read.
         """
         given = os.fspath(uri)
         shown = given

@@ -76,7 +76,7 @@ class VideoPlan:
     ranges: tuple[ByteRange, ...]
     """To fetch, coalesced."""
     wanted_bytes: int
-    """Bytes of the samples from each entry point to the last needed one."""
+    """Bytes of the samples from each entry point, or from where a decoder goes on, to the last needed one."""
     reason: str | None = None
     """Why the container path."""
     counted: bool = False

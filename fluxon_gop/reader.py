@@ -183,7 +183,8 @@ class VideoReader:
     def read_frames_numpy(self, indices: Indices) -> UInt8Array:
         """Return the frames as one uint8 array (len(indices), H, W, 3), RGB, owned by the caller.
 
-        One wave of requests for all of them; each GOP is decoded once, up to its last wanted frame.
+        One wave of requests for all of them, several where they exceed ``max_batch_bytes``; each GOP is decoded
+        once, up to its last wanted frame.
 
         Args:
             indices: frame numbers, any order, repeats allowed; [] gives (0, H, W, 3).

@@ -37,12 +37,13 @@ class ReadStats:
     """Reads that the plan did not foresee (holes, files that are no MP4)."""
     unplanned_bytes: int = 0
     wanted_bytes: int = 0
-    """Bytes of the samples from each entry point to the last needed one."""
+    """Bytes of the samples from each entry point, or from where a decoder goes on, to the last needed one."""
     frames_requested: int = 0
     frames_decoded: int = 0
     """Pictures that the decoder put out, wanted or not."""
     packets_sent: int = 0
     decode_calls: int = 0
+    """Spans decoded, each run of a long one counted."""
     decode_errors: int = 0
     container_reads: int = 0
     """Videos read on the container path."""
@@ -55,6 +56,7 @@ class ReadStats:
     refuted_entry_points: int = 0
     fetch_seconds: float = 0.0
     decode_seconds: float = 0.0
+    """Summed over spans, also where they ran side by side."""
 
     def count_wave(self, kind: WaveKind, requests: int, nbytes: int) -> None:
         """Count one wave of ``requests`` reads that brought ``nbytes``."""

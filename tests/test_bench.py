@@ -80,7 +80,7 @@ def test_the_page_has_a_line_for_each_reader():
         "bytes": 12345,
         "bytes_over_least": 1.02,
     }
-    assert "| x | 1.50 | 1.00 to 2.00 | 0.50 | 3 |  | 12,345 | 1.02 |  | yes |" == table.row_of(row)
+    assert "| x | 1.50 | 1.00 to 2.00 | 0.50 |  | 3 |  | 12,345 | 1.02 |  | yes |" == table.row_of(row)
     assert "cannot read it: no such codec" in table.row_of(
         {"peer": "y", "runs": 0, "raised": "no such codec"}
     )

@@ -76,6 +76,20 @@ class Ours:
         )
 
 
+class OursWithoutRow:
+    """fluxon_gop without a row: the index is built at every opening, as a first read of an unknown file."""
+
+    name = "fluxon_gop, no row"
+
+    def prepare(self, address: str) -> None:
+        """Nothing is kept."""
+
+    def open(self, address: str, *, threads: int = 1, size: Size = None) -> Video:
+        """Open without a row."""
+        height, width = size or (None, None)
+        return _OurVideo(fg.VideoReader.open(address, num_threads=threads, height=height, width=width))
+
+
 class _OurVideo:
     def __init__(self, reader: fg.VideoReader) -> None:
         self.reader = reader
@@ -304,6 +318,7 @@ class TorchMany:
         )
         self._block = block_mib << 20
         self._threads = threads
+        self._pool = ThreadPoolExecutor(threads)
 
     def read(self, wanted: Mapping[str, list[int]]) -> list[Pictures]:
         """Open and read each file."""
@@ -314,8 +329,7 @@ class TorchMany:
 
         if self._threads == 1:
             return [one(item) for item in wanted.items()]
-        with ThreadPoolExecutor(self._threads) as pool:
-            return list(pool.map(one, wanted.items()))
+        return list(self._pool.map(one, wanted.items()))
 
 
 class CountingFile(io.FileIO):
@@ -338,7 +352,7 @@ class CountingFile(io.FileIO):
 
 def local_peers() -> list[Peer]:
     """Return the peers that are installed, ours first."""
-    peers: list[Peer] = [Ours(), PlainPyAV()]
+    peers: list[Peer] = [Ours(), OursWithoutRow(), PlainPyAV()]
     try:
         import torchcodec.decoders  # type: ignore[import-not-found]  # noqa: F401
 

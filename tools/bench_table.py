@@ -18,27 +18,30 @@ INTRODUCTION = """# Benchmarks
 
 The same frames read by this package and by its peers, in one run of `tools/bench.py`: {runs} alternated runs a story,
 frame numbers from seed {seed}, made videos (`tools/bench_media.py`). Times are milliseconds of a whole read, opening
-included where a story is cold. *ours / this* is our median over the peer's: below 1 we are faster.
+included where a story is cold; a run of a story with short reads is the mean of five. *ours / this* is our median over
+the peer's: below 1 we are faster. *prepare* is what a reader makes once and keeps beside the video, in milliseconds: our
+index row, torchcodec's frame mappings. Rows are in memory; "no row" builds the index at every opening.
 
 Conditions: {date}, {cores} cores of {cpu}, Python {python}, {versions}, PyAV's libavcodec {avcodec}. Local files are in
 the page cache; remote ones come from `tools/range_server.py` in a process of its own. Requests and bytes are those of
-a cold read, counted in a pass of its own (torchcodec's: of a file-like object; PyAV, decord and the frame mappings
-take paths only, and are not counted). *bytes / least*: over the bytes from each entry point to the last needed
-sample. Peak memory is what three reads add to a fresh process. *exact*: bit for bit FFmpeg's frame as PyAV converts
-it; else the mean and largest difference of a value (resized, other libraries filter otherwise: it is the same frame).
+a cold read, counted in a pass of its own (ours: range reads; torchcodec's: reads of a file-like object; PyAV, decord and
+the frame mappings take paths only, and are not counted). Where 16 files are read, ours decodes on both cores, and
+torchcodec asks for each file's size, which our rows hold. *bytes / least*: over the bytes from each entry point to the last needed
+sample. Peak memory is what opening and three reads add to a process. *exact*, checked on three runs (16 files: one): bit
+for bit FFmpeg's frame as PyAV converts it; else the mean and largest difference of a value (resized, other libraries filter otherwise: it is the same frame).
 
 ![Our time over each peer's, by story](benchmarks.svg)
 """
 COLUMNS = (
-    "| reader | median ms | quartiles | ours / this | requests | depth | bytes | bytes / least | peak MiB | exact |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
+    "| reader | median ms | quartiles | ours / this | prepare | requests | depth | bytes | bytes / least | peak MiB | exact |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
 def row_of(row: dict[str, Any]) -> str:
     """Return a reader's line."""
     if not row["runs"]:
-        return f"| {row['peer']} | cannot read it: {row['raised'][:60].replace('|', '/')} |" + " |" * 8
+        return f"| {row['peer']} | cannot read it: {row['raised'][:60].replace('|', '/')} |" + " |" * 9
     low, high = row["quartiles_ms"]
     exact = "yes" if row["exact"] else f"no: {row['mean_difference']}, {row['max_difference']}"
     cells = [
@@ -46,6 +49,7 @@ def row_of(row: dict[str, Any]) -> str:
         f"{row['median_ms']:.2f}",
         f"{low:.2f} to {high:.2f}",
         f"{row['ours_over_this']:.2f}",
+        f"{row['prepare_ms']:.1f}" if row.get("prepare_ms", 0) > 0.1 else "",
         _number(row.get("requests")),
         _number(row.get("depth")),
         _number(row.get("bytes")),
