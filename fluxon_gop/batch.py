@@ -47,11 +47,13 @@ class Batch:
         self._orders: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._dismiss: Callable[[Batch], None] | None = None
         self._stopped = False
+        self._ended = threading.Event()
 
     def fetch_ahead(self) -> None:
         """Start a thread that looks rows up and runs the waves, but no decoding; returns at once."""
-        self._ahead = threading.Thread(target=self._fetch, name="fluxon_gop-ahead", daemon=True)
-        self._ahead.start()
+        ahead = threading.Thread(target=self._fetch, name="fluxon_gop-ahead", daemon=True)
+        ahead.start()
+        self._ahead = ahead
 
     def results(self, *, skip: bool) -> list[VideoReadResult]:
         """Return a result for each request, in order; raises the first error unless ``skip``."""
@@ -116,19 +118,25 @@ class Batch:
                 crew.fetch()
         except BaseException as error:  # noqa: BLE001 - it is raised where the results are asked for
             self._failed = error
-        if self._orders.get() == "close" and self._dismiss is not None:
-            self._ahead = None
-            self._dismiss(self)
+        try:
+            if self._orders.get() == "close" and self._dismiss is not None:
+                self._dismiss(self)
+        finally:
+            self._ended.set()
 
     def _take_over(self) -> None:
         """End the thread that fetches ahead; this one does the rest."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
+        ahead = self._ahead
+        if ahead is None or ahead is threading.current_thread():
             return
         self._orders.put("hand over")
         if self._crew is not None:
             self._crew.hand_over()
+        # An interrupted wait is made again before anything is given back; after an interrupted join() the thread
+        # would count as stopped.
+        self._ended.wait()
         ahead.join()
+        self._ahead = None
 
     def _open(self) -> Crew[FrameSet]:
         """Lease readers, look up all rows at once, and set up the crew."""

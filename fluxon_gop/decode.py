@@ -42,14 +42,18 @@ def decode_span(
         OrderMismatchError: they do not.
     """
     wanted = set(span.targets)
+    if not wanted:
+        return
     codec = way.start(span, buffer)
     before: tuple[int, int] | None = None
     errors = stats.decode_errors
+    under_way = 0
     packets = way.packets(span)
     draining = False
     while not draining:
         try:
-            packet = next(packets)
+            packet = next(packets) if wanted else None
+            draining = not wanted
         except StopIteration:
             packet, draining = None, True
         except av.error.FFmpegError:
@@ -62,16 +66,21 @@ def decode_span(
         try:
             frames = codec.decode(packet)
             stats.packets_sent += not draining
+            under_way += not draining
         except (av.error.EOFError, av.error.BlockingIOError):
             continue
         except av.error.FFmpegError:
             stats.decode_errors += 1
+            way.damaged = True
             if order is None:
                 # Counting cannot go on behind a picture that did not come.
                 return
             continue
         for frame in frames:
             stats.frames_decoded += 1
+            under_way -= 1
+            if frame.is_corrupt:
+                way.damaged = True
             key = way.key(frame)
             if key is None:
                 continue
@@ -82,7 +91,8 @@ def decode_span(
             if key in wanted:
                 wanted.discard(key)
                 yield key, frame
-        if not wanted:
+        # Where pictures are under way still, on to the drain: one that a target was made from may be damaged.
+        if not wanted and (order is None or under_way <= 0):
             if not draining and before is not None and errors == stats.decode_errors:
                 way.keep_position(before)
             return

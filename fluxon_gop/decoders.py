@@ -103,16 +103,20 @@ class Decoders:
     ) -> None:
         """Decode one span and paint its frames. Spans may decode side by side."""
         way = take()
+        wanted = {target: missing[target] for target in span.targets}
+        way.damaged = False
         paint(way, decode_span(way, span, buffer, stats, self._index.show_order), stats, missing, canvas)
-        lost = tuple(target for target in span.targets if target in missing)
-        if lost and way.skipped:
-            # FFmpeg may be stricter than the headers: once more, with every packet.
+        if way.damaged or any(target in missing for target in wanted):
+            # How FFmpeg makes up for damage depends on all that it was sent, and on its threads: once more, whole.
+            way = CutPackets(self._index, 1, verify=self._verify)
             way.keeps_all = True
-            again = Span(span.entry, lost[-1], lost)
+            missing |= wanted
+            whole = span._replace(resume=None)
             paint(
-                way, decode_span(way, again, buffer, stats, self._index.show_order), stats, missing, canvas
+                way, decode_span(way, whole, buffer, stats, self._index.show_order), stats, missing, canvas
             )
-            way.keeps_all = False
+            way.release()
+            return
         self.put_back(way)
 
     def close(self) -> None:

@@ -55,6 +55,7 @@ class DemuxedPackets:
         self._demuxed: Iterator[Packet] | None = None
         self._sample_of: dict[int, int] = {}
         self.reformatter = VideoReformatter()
+        self.damaged = False
         self._role = ROLES.get(index.codec) if index is not None else None
         self._length_size = length_size(index.entries[0]) if index is not None and index.entries else 0
         # Parameter sets that came in band would outlive a flush.
@@ -77,6 +78,7 @@ class DemuxedPackets:
             except FluxonGopError:
                 raise
             except (av.error.FFmpegError, ValueError, OSError) as error:
+                self._file.check()
                 text = f"{name}: FFmpeg cannot open the file: {_words(error)}{self.hint}"
                 raise DecodeError(text, source=name, frames=()) from error
             stream = self._choose(container)
@@ -151,13 +153,14 @@ class DemuxedPackets:
             if self._demuxed is None:
                 self._demuxed = self._container.demux(self._stream)
             # No ``yield from``: closing this generator must not close the one that the next read goes on.
-            while (packet := next(self._demuxed, None)) is not None:
+            while (packet := self._next(self._demuxed)) is not None:
                 yield packet
             return
         assert self._index is not None
         first, last = (int(self._index.sample_dts[sample]) for sample in span[:2])
         begun = False
-        for packet in self._container.demux(self._stream):
+        demuxed = self._container.demux(self._stream)
+        while (packet := self._next(demuxed)) is not None:
             if packet.dts is None:
                 break
             # The seek may land earlier; sent from there, pictures without their references can leave
@@ -175,6 +178,15 @@ class DemuxedPackets:
                 return
         if not begun:
             raise OrderMismatchError
+
+    def _next(self, demuxed: Iterator[Packet]) -> Packet | None:
+        """Return the next packet, None at the end; an end that an interrupted read made is none."""
+        try:
+            return next(demuxed, None)
+        finally:
+            if self._file.interrupted is not None:
+                self.rewind()
+                self._file.check()
 
     def key(self, frame: VideoFrame) -> int | None:
         """Return the picture's sample by its time, or its number by counting."""

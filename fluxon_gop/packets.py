@@ -42,6 +42,8 @@ class Way(Protocol):
 
     reformatter: VideoReformatter
     """Converts this way's pictures; it keeps its context from one to the next."""
+    damaged: bool
+    """Whether the decoder refused a packet or made up for what was missing since this was last set to False."""
 
     def start(self, span: Span, buffer: SparseBuffer) -> VideoCodecContext:
         """Return the decoder, made ready to decode from the span's entry."""
@@ -103,6 +105,7 @@ class CutPackets:
         self._position: _Position | None = None
         self._entry = self._next = 0
         self._skipped: set[int] = set()
+        self.damaged = False
         self.keeps_all = False
         """Whether packets are sent that no target needs."""
         self.held: int | None = None
@@ -187,11 +190,6 @@ class CutPackets:
             else:
                 needed.append((sample, data))
         return needed
-
-    @property
-    def skipped(self) -> bool:
-        """Whether packets of the last span were left out."""
-        return bool(self._skipped)
 
     @property
     def stands(self) -> bool:

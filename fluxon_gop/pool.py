@@ -122,10 +122,16 @@ class VideoReaderPool:
         check_requests(requests)
         self._readers.check_open()
         batch = Batch(requests, self._readers, self._table, self._budget)
+        batch.fetch_ahead()
         handle = PrefetchHandle(self, batch)
         with self._lock:
             self._handles.add(handle)
-        batch.fetch_ahead()
+        try:
+            # Closed meanwhile, it would not know of the handle.
+            self._readers.check_open()
+        except ClosedError:
+            handle.close()
+            raise
         return handle
 
     def _finish(self, batch: Batch, *, skip: bool) -> list[VideoReadResult]:

@@ -126,6 +126,8 @@ class SparseFile:
     def __init__(self, size: int) -> None:
         """Make a file of ``size`` bytes; set ``buffer`` before it is read."""
         self.buffer: SparseBuffer | None = None
+        self.interrupted: BaseException | None = None
+        """What interrupted a read: PyAV passes on errors, and swallows a KeyboardInterrupt."""
         self._size = size
         self._at = 0
         self._hole_read = MIN_HOLE_READ
@@ -133,6 +135,22 @@ class SparseFile:
 
     def read(self, size: int = -1) -> bytes:
         """Return up to ``size`` bytes; b"" at the end."""
+        try:
+            return self._read(size)
+        except Exception:
+            raise
+        except BaseException as error:
+            self.interrupted = error
+            text = "interrupted"
+            raise InterruptedError(text) from error
+
+    def check(self) -> None:
+        """Raise what interrupted a read, once."""
+        error, self.interrupted = self.interrupted, None
+        if error is not None:
+            raise error
+
+    def _read(self, size: int) -> bytes:
         assert self.buffer is not None
         if size < 0:
             size = self._size - self._at

@@ -208,9 +208,22 @@ class VideoJobs:
             way = take()
             long = LongSpan(self._source, index, way, span, stats)
             check = partial(self._hold_against_bytes, [span])
+            wanted = {target: missing[target] for target in span.targets}
+            way.damaged = False
             for fetch in long.runs(self._choices.max_bytes, check):
                 yield from fetch
                 yield Compute((partial(paint, way, long.pictures, stats, missing, canvas),))
+            if way.damaged or any(target in missing for target in wanted):
+                # See Decoders.decode.
+                way = CutPackets(index, 1, verify=self._verify)
+                way.keeps_all = True
+                missing |= wanted
+                long = LongSpan(self._source, index, way, span._replace(resume=None), stats)
+                for fetch in long.runs(self._choices.max_bytes, check):
+                    yield from fetch
+                    yield Compute((partial(paint, way, long.pictures, stats, missing, canvas),))
+                way.close()
+                continue
             way.held = None
             decoders.put_back(way)
         return True

@@ -9,6 +9,7 @@ import random
 import threading
 from itertools import pairwise
 
+import av
 import numpy as np
 import pytest
 
@@ -275,3 +276,42 @@ def test_a_senseless_bound_is_refused(monkeypatch, media):
         monkeypatch.setenv(threads.DECODE_THREADS_VARIABLE, text)
         with pytest.raises(fg.InvalidRequestError, match=threads.DECODE_THREADS_VARIABLE):
             threads.decode_limit(1)
+
+
+@pytest.mark.parametrize("name", ["mpeg4", "bframes"])
+def test_a_read_of_nothing_disturbs_nothing(media, name):
+    """No frames asked for in the midst of reads: the next ones, and the count, are right."""
+    truth = full_decode(media[name])
+    with fg.VideoReader.open(media[name]) as reader:
+        for wanted in ([], [3], [], [9, 4], [], [59]):
+            assert np.array_equal(truth[wanted], reader.read_frames_numpy(wanted))
+        assert len(truth) == reader.num_frames
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_damage_that_ffmpeg_makes_up_for_is_made_up_for_as_ffmpeg_does(made, tmp_path, count):
+    """Where a bit is wrong and the full decode shows a made-up picture, each frame read alone is that picture."""
+    index = fg.build_index(made["pyramid"])
+    rng = random.Random(3)
+    seen = 0
+    for turn in range(12):
+        data = bytearray(made["pyramid"].read_bytes())
+        sample = rng.choice([n for n in range(8, 60) if int(index.sample_size[n]) > 60])
+        data[int(index.sample_offset[sample]) + rng.randrange(20, 50)] ^= 1 << rng.randrange(8)
+        path = tmp_path / f"{turn}.mp4"
+        path.write_bytes(data)
+        try:
+            truth = full_decode(path)
+        except av.error.FFmpegError:
+            continue
+        if len(truth) < 60:
+            continue
+        seen += 1
+        for frame in rng.sample(range(60), 12):
+            with fg.VideoReader.open(path, num_threads=count) as reader:
+                try:
+                    picture = reader.read_frames_numpy([frame])[0]
+                except fg.DecodeError:
+                    continue
+                assert np.array_equal(truth[frame], picture), (turn, sample, frame)
+    assert seen >= 4
