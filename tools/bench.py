@@ -407,6 +407,7 @@ def main() -> None:
         print(measure_memory(by_name[options.memory[0]], options.memory[1], files, options.seed))
         return
     result: dict[str, Any] = {"conditions": conditions(), "seed": options.seed, "stories": []}
+    result["index"] = index_costs(files)
     for story in [by_name[name] for name in options.stories or by_name]:
         if story.remote:
             rows = run_remote(story, files, options.runs, options.seed, options.media)
@@ -423,9 +424,9 @@ def main() -> None:
         print(f"{story.name}: {story.text}", file=sys.stderr)
         for made in dicts:
             print("  " + json.dumps(made), file=sys.stderr)
-    result["index"] = index_costs(files)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        if options.out:
+            # After each story: what was measured is not lost with the rest.
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
