@@ -115,7 +115,7 @@ def least_bytes(index: fg.VideoIndex, numbers: list[int]) -> int:
 def run_local(story: Story, files: dict[str, Path], runs: int, seed: int) -> list[Row]:
     """Time one story on a local file for all peers."""
     path = str(files[story.media[0]])
-    peers = bench_peers.local_peers()
+    peers = bench_peers.local_peers(two_threads=story.also_two_threads)
     ours = bench_peers.Ours()
     ours.prepare(path)
     count = ours.rows[path].num_frames
@@ -131,7 +131,7 @@ def run_local(story: Story, files: dict[str, Path], runs: int, seed: int) -> lis
             if story.cold:
                 _cold(peer, path, story, draws[0][0])
             else:
-                videos[peer.name] = peer.open(path, threads=story.threads, size=story.size)
+                videos[peer.name] = peer.open(path, size=story.size)
                 videos[peer.name].frames(draws[0][0])
         except Exception as error:  # noqa: BLE001 - a peer that cannot read the video is shown as such
             rows[peer.name].facts["raised"] = str(error).splitlines()[0][:120]
@@ -160,7 +160,7 @@ def run_local(story: Story, files: dict[str, Path], runs: int, seed: int) -> lis
 
 
 def _cold(peer: bench_peers.Peer, path: str, story: Story, numbers: list[int]) -> np.ndarray[Any, Any]:
-    video = peer.open(path, threads=story.threads, size=story.size)
+    video = peer.open(path, size=story.size)
     try:
         return video.frames(numbers)
     finally:
@@ -313,11 +313,11 @@ def measure_memory(story: Story, name: str, files: dict[str, Path], seed: int) -
                 many.read({urls[video]: story.draw(rng, 600) for video in story.media})
             return _peak() - before
     path = str(files[story.media[0]])
-    (peer,) = (one for one in bench_peers.local_peers() if one.name == name)
+    (peer,) = (one for one in bench_peers.local_peers(two_threads=True) if one.name == name)
     peer.prepare(path)
     count = fg.build_index(path).num_frames
     before = _reset_peak()
-    video = peer.open(path, threads=story.threads, size=story.size)
+    video = peer.open(path, size=story.size)
     for _ in range(3):
         video.frames(story.draw(rng, count))
     return _peak() - before
@@ -418,9 +418,7 @@ def main() -> None:
                 row.facts["peak_mib"] = peak_memory(story, row.peer, options.media, options.seed)
         ours = statistics.median(rows[0].seconds)
         dicts = [row.as_dict(ours) for row in rows]
-        result["stories"].append(
-            {"name": story.name, "text": story.text, "threads": story.threads, "rows": dicts}
-        )
+        result["stories"].append({"name": story.name, "text": story.text, "rows": dicts})
         print(f"{story.name}: {story.text}", file=sys.stderr)
         for made in dicts:
             print("  " + json.dumps(made), file=sys.stderr)

@@ -350,7 +350,24 @@ class CountingFile(io.FileIO):
         return data
 
 
-def local_peers() -> list[Peer]:
+class OnTwoThreads:
+    """Another peer, its videos opened for two threads."""
+
+    def __init__(self, peer: Peer) -> None:
+        """Take the peer."""
+        self._peer = peer
+        self.name = f"{peer.name}, two threads"
+
+    def prepare(self, address: str) -> None:
+        """As the peer does."""
+        self._peer.prepare(address)
+
+    def open(self, address: str, *, threads: int = 2, size: Size = None) -> Video:
+        """Open on two threads."""
+        return self._peer.open(address, threads=threads, size=size)
+
+
+def local_peers(*, two_threads: bool = False) -> list[Peer]:
     """Return the peers that are installed, ours first."""
     peers: list[Peer] = [Ours(), OursWithoutRow(), PlainPyAV()]
     try:
@@ -365,4 +382,6 @@ def local_peers() -> list[Peer]:
         peers.append(Decord())
     except ImportError:
         pass
+    if two_threads:
+        peers += [OnTwoThreads(peer) for peer in peers if peer.name in {"fluxon_gop", "torchcodec exact"}]
     return peers
