@@ -383,5 +383,6 @@ def local_peers(*, two_threads: bool = False) -> list[Peer]:
     except ImportError:
         pass
     if two_threads:
+        peers = [peer for peer in peers if peer.name != "decord"]
         peers += [OnTwoThreads(peer) for peer in peers if peer.name in {"fluxon_gop", "torchcodec exact"}]
     return peers

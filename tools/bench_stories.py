@@ -25,7 +25,8 @@ class Story:
     """Open the video in every run; else it stays open."""
     size: tuple[int, int] | None = None
     also_two_threads: bool = False
-    """Ours and torchcodec once more, on two threads, in the same run."""
+    """Ours and torchcodec once more, on two threads, in the same run; without decord, whose own threads go on decoding
+    after it has answered."""
     remote: bool = False
     block: int = 5
     """Reads of one reader in a run: a training process does not change its reader from read to read, and right after
