@@ -16,11 +16,13 @@ OURS = "fluxon_gop"
 BAR = 0.11
 INTRODUCTION = """# Benchmarks
 
-The same frames read by this package and by its peers, in one run of `tools/bench.py`: {runs} alternated runs a story,
+The same frames read by this package and by its peers, each story in one run of `tools/bench.py`: {runs} alternated runs,
 frame numbers from seed {seed}, made videos (`tools/bench_media.py`). Times are milliseconds of a whole read, opening
 included where a story is cold; a run of a story with short reads is the mean of five. *ours / this* is our median over
 the peer's: below 1 we are faster. *prepare* is what a reader makes once and keeps beside the video, in milliseconds: our
-index row, torchcodec's frame mappings. Rows are in memory; "no row" builds the index at every opening.
+index row, torchcodec's frame mappings. Rows are in memory; "no row" builds the index at every opening. Where a reader
+stands there again with "two threads", all others had one, and decord is left out, since its own threads go on decoding
+after it has answered.
 
 Conditions: {date}, {cores} cores of {cpu}, Python {python}, {versions}, PyAV's libavcodec {avcodec}. Local files are in
 the page cache; remote ones come from `tools/range_server.py` in a process of its own. Requests and bytes are those of
