@@ -313,7 +313,8 @@ def measure_memory(story: Story, name: str, files: dict[str, Path], seed: int) -
                 many.read({urls[video]: story.draw(rng, 600) for video in story.media})
             return _peak() - before
     path = str(files[story.media[0]])
-    (peer,) = (one for one in bench_peers.local_peers(two_threads=True) if one.name == name)
+    peers = bench_peers.local_peers(two_threads=story.also_two_threads)
+    (peer,) = (one for one in peers if one.name == name)
     peer.prepare(path)
     count = fg.build_index(path).num_frames
     before = _reset_peak()
