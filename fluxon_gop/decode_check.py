@@ -18,12 +18,11 @@ import numpy as np
 
 from fluxon_gop.canvas import Choices
 from fluxon_gop.demuxed import DemuxedPackets
-from fluxon_gop.entry_points import length_size
 from fluxon_gop.errors import FluxonGopError
 from fluxon_gop.frame_set import Wanted
 from fluxon_gop.jobs import run_one
 from fluxon_gop.model import Verdict, VideoIndex
-from fluxon_gop.packets import ROLES, Packet, open_decoder
+from fluxon_gop.packets import Packet, open_decoder, role_reader
 from fluxon_gop.plan import Span
 from fluxon_gop.ranges import Int64Array
 from fluxon_gop.sources.range_source import RangeSource
@@ -146,9 +145,8 @@ def _decoder_of_a_reader(
 
 def _has_sets(index: VideoIndex, packets: Sequence[Packet]) -> bool:
     """Return whether any packet carries parameter sets."""
-    role = ROLES.get(index.codec) if index.codec else None
-    size = length_size(index.entries[0]) if index.entries else 0
-    return role is not None and size > 0 and any(role(memoryview(bytes(p)), size).has_sets for p in packets)
+    role = role_reader(index)
+    return role is not None and any(role(memoryview(bytes(packet))).has_sets for packet in packets)
 
 
 def _until_damage(packets: Iterator[Packet]) -> Iterator[Packet]:

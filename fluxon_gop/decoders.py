@@ -106,18 +106,27 @@ class Decoders:
         wanted = {target: missing[target] for target in span.targets}
         way.damaged = False
         paint(way, decode_span(way, span, buffer, stats, self._index.show_order), stats, missing, canvas)
-        if way.damaged or any(target in missing for target in wanted):
-            # How FFmpeg makes up for damage depends on all that it was sent, and on its threads: once more, whole.
-            way = CutPackets(self._index, 1, verify=self._verify)
-            way.keeps_all = True
-            missing |= wanted
-            whole = span._replace(resume=None)
-            paint(
-                way, decode_span(way, whole, buffer, stats, self._index.show_order), stats, missing, canvas
-            )
-            way.release()
+        if not self.is_damaged(way, span, missing):
+            self.put_back(way)
             return
-        self.put_back(way)
+        missing |= wanted
+        way, whole = self.whole(), span._replace(resume=None)
+        paint(way, decode_span(way, whole, buffer, stats, self._index.show_order), stats, missing, canvas)
+        way.close()
+
+    @staticmethod
+    def is_damaged(way: CutPackets, span: Span, missing: Missing) -> bool:
+        """Return whether the span's pictures must be decoded again, by :meth:`whole`, from its entry."""
+        return way.damaged or any(target in missing for target in span.targets)
+
+    def whole(self) -> CutPackets:
+        """Return a decoder of its own that is sent everything, on one thread.
+
+        How FFmpeg makes up for damage depends on all that it was sent, and on its threads.
+        """
+        way = CutPackets(self._index, 1, verify=self._verify)
+        way.keeps_all = True
+        return way
 
     def close(self) -> None:
         """Close them."""

@@ -20,10 +20,9 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from fluxon_gop import forks
-from fluxon_gop.entry_points import length_size
 from fluxon_gop.errors import DecodeError, FluxonGopError
 from fluxon_gop.model import VideoIndex
-from fluxon_gop.packets import ROLES, OrderMismatchError, Packet, abandon, set_threads
+from fluxon_gop.packets import OrderMismatchError, Packet, abandon, role_reader, set_threads
 from fluxon_gop.plan import Span
 from fluxon_gop.sparse_buffer import SparseBuffer, SparseFile
 
@@ -56,8 +55,7 @@ class DemuxedPackets:
         self._sample_of: dict[int, int] = {}
         self.reformatter = VideoReformatter()
         self.damaged = False
-        self._role = ROLES.get(index.codec) if index is not None else None
-        self._length_size = length_size(index.entries[0]) if index is not None and index.entries else 0
+        self._role = None if index is None else role_reader(index)
         # Parameter sets that came in band would outlive a flush.
         self._has_sets = False
         forks.watch(self)
@@ -170,8 +168,8 @@ class DemuxedPackets:
             if not begun and packet.dts != first:
                 raise OrderMismatchError
             begun = True
-            if self._role is not None and self._length_size:
-                self._has_sets |= self._role(memoryview(bytes(packet)), self._length_size).has_sets
+            if self._role is not None:
+                self._has_sets |= self._role(memoryview(bytes(packet))).has_sets
             yield packet
             # Demuxing one packet more would read bytes that the plan did not bring.
             if packet.dts >= last:

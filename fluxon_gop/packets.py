@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import av
@@ -91,11 +92,9 @@ class CutPackets:
         """
         self._index = index
         entry = index.entries[0]
-        self._length_size = length_size(entry)
         self._verify = verify
-        self._role: Callable[[memoryview, int], SampleRole] | None = (
-            ROLES.get(entry.codec) if self._length_size else None
-        )
+        self._role = role_reader(index)
+        self._layered = entry.codec == "hevc"
         # Parameter sets that came in band would outlive a flush.
         self._has_sets = False
         self.threads = num_threads
@@ -125,7 +124,7 @@ class CutPackets:
             if order is None or order <= position.shown or target in position.skipped:
                 return None
         # What one span of a stream in temporal layers leaves out may be of use to a higher layer later.
-        return None if position.skipped and self._role is hevc_role else position.next
+        return None if position.skipped and self._layered else position.next
 
     def start(self, span: Span, buffer: SparseBuffer) -> VideoCodecContext:
         """Return a decoder without memory of what it decoded before, or one that stands in the span."""
@@ -174,11 +173,11 @@ class CutPackets:
         ]
         if self._role is None:
             return samples
-        roles = [self._role(data, self._length_size) for _, data in samples]
+        roles = [self._role(data) for _, data in samples]
         if self._verify and not all(role.fills for role in roles):
             raise RowMismatchError
         self._has_sets = self._has_sets or any(role.has_sets for role in roles)
-        if self.keeps_all or (self._role is hevc_role and (stop <= span.last or self.held is not None)):
+        if self.keeps_all or (self._layered and (stop <= span.last or self.held is not None)):
             # Not all is known here: a later sample of a higher layer may need what nothing here does.
             return samples
         targets = set(span.targets)
@@ -202,7 +201,7 @@ class CutPackets:
 
     def release(self) -> None:
         """Let go of the fetched bytes."""
-        self._buffer = None
+        self._buffer = self.held = None
 
     def key(self, frame: VideoFrame) -> int | None:
         """Return the picture's sample: the decoder hands each packet's pts through."""
@@ -218,8 +217,11 @@ class CutPackets:
         self._codec = self._buffer = self._position = None
 
 
-ROLES: dict[str, Callable[[memoryview, int], SampleRole]] = {"h264": avc_role, "hevc": hevc_role}
-"""How the roles of a codec's samples are read, by FFmpeg's decoder name."""
+def role_reader(index: VideoIndex) -> Callable[[memoryview], SampleRole] | None:
+    """Return what tells a sample's role from its bytes, None where samples are no NAL units."""
+    read = {"h264": avc_role, "hevc": hevc_role}.get(index.codec)
+    size = length_size(index.entries[0]) if read else 0
+    return partial(read, length_size=size) if read and size else None
 
 
 def open_decoder(index: VideoIndex, num_threads: int) -> VideoCodecContext:

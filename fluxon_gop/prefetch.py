@@ -163,12 +163,8 @@ class Crew(Generic[T]):
     def _step(self) -> Outcome[T] | None:
         """Go on with one job: one whose bytes are in, else one that has work to do, else wait."""
         self._hand_out()
-        mine = next(
-            (run for run in self._computing if not run.calls and not (run.tasks and self._calls)), None
-        )
-        if mine is not None and self._ready.empty():
-            self._computing.remove(mine)
-            return self._work_here(mine)
+        if self._computing and not self._calls and self._ready.empty():
+            return self._work_here(self._computing.popleft())
         if not self._in_flight and not self._computing and not self._calls:
             # All that is held belongs to jobs that wait themselves: one of them goes first.
             self._launch(self._waiting.popleft(), force=True)

@@ -178,18 +178,19 @@ class VideoJobs:
         assert index is not None
         if threads == 1:
             return list(plan.spans)
+        spans = list(plan.spans)
+        if len(spans) < threads:
+            claims = index.key_samples[index.verdicts == Verdict.UNCHECKED]
+            inside = [
+                claim
+                for span in spans
+                for claim in claims[slice(*np.searchsorted(claims, (span.first, span.last + 1)))].tolist()
+            ]
+            if inside:
+                index = self._judge(inside, buffer, stats)
+            spans = divide(index, plan.spans, threads)
         # The longest first, so that the threads end together.
-        if len(plan.spans) >= threads:
-            return sorted(plan.spans, key=lambda span: span.first - span.last)
-        claims = index.key_samples[index.verdicts == Verdict.UNCHECKED]
-        inside = [
-            claim
-            for span in plan.spans
-            for claim in claims[slice(*np.searchsorted(claims, (span.first, span.last + 1)))].tolist()
-        ]
-        if inside:
-            index = self._judge(inside, buffer, stats)
-        return sorted(divide(index, plan.spans, threads), key=lambda span: span.first - span.last)
+        return sorted(spans, key=lambda span: span.first - span.last)
 
     def _long_job(self, part: VideoPlan, stats: ReadStats, missing: Missing, canvas: Canvas) -> Job[bool]:
         """Decode a span that is too long to hold, wave after wave; False where the index is not certain."""
@@ -201,32 +202,32 @@ class VideoJobs:
         decoders = self._decoders(index)
         for planned in plan.spans:
             # Each by itself: the one before may have taken the decoder on.
-            alone = plan_spans(index, (planned._replace(resume=None),))
-            (span,) = decoders.resumed(index, alone).spans
+            fresh = planned._replace(resume=None)
+            (span,) = decoders.resumed(index, plan_spans(index, (fresh,))).spans
             stats.wanted_bytes += total_bytes(span_ranges(index, (span,)))
             (take,) = decoders.ways_for([span], alone=True)
             way = take()
-            long = LongSpan(self._source, index, way, span, stats)
-            check = partial(self._hold_against_bytes, [span])
             wanted = {target: missing[target] for target in span.targets}
             way.damaged = False
-            for fetch in long.runs(self._choices.max_bytes, check):
-                yield from fetch
-                yield Compute((partial(paint, way, long.pictures, stats, missing, canvas),))
-            if way.damaged or any(target in missing for target in wanted):
-                # See Decoders.decode.
-                way = CutPackets(index, 1, verify=self._verify)
-                way.keeps_all = True
-                missing |= wanted
-                long = LongSpan(self._source, index, way, span._replace(resume=None), stats)
-                for fetch in long.runs(self._choices.max_bytes, check):
-                    yield from fetch
-                    yield Compute((partial(paint, way, long.pictures, stats, missing, canvas),))
-                way.close()
+            yield from self._runs_job(way, span, stats, missing, canvas)
+            if not decoders.is_damaged(way, span, missing):
+                decoders.put_back(way)
                 continue
-            way.held = None
-            decoders.put_back(way)
+            missing |= wanted
+            way = decoders.whole()
+            yield from self._runs_job(way, fresh, stats, missing, canvas)
+            way.close()
         return True
+
+    def _runs_job(
+        self, way: CutPackets, span: Span, stats: ReadStats, missing: Missing, canvas: Canvas
+    ) -> Job[None]:
+        """Fetch a span run by run, and paint each run's pictures before the next one is fetched."""
+        assert self.index is not None
+        long = LongSpan(self._source, self.index, way, span, stats)
+        for fetch in long.runs(self._choices.max_bytes, partial(self._hold_against_bytes, [span])):
+            yield from fetch
+            yield Compute((partial(paint, way, long.pictures, stats, missing, canvas),))
 
     def _claims_job(self, plan: VideoPlan, stats: ReadStats) -> Job[VideoPlan | None]:
         """Check a long plan's claims on their own bytes; None where the index is not certain."""
@@ -327,8 +328,7 @@ class VideoJobs:
         """Return the job that finds the number of frames; free where the index is certain."""
         index = self.index
         if index is not None and index.container_reason is None:
-            first = np.flatnonzero(index.key_samples == index.stream.start)
-            if len(first) and index.verdicts[first[0]] == Verdict.UNCHECKED:
+            if index.verdict_of(index.stream.start) is Verdict.UNCHECKED:
                 wanted = (entry_points.probe_range(index, index.stream.start),)
                 fetched = yield Wave(WaveKind.HEAD_MOOV, self._source, wanted)
                 buffer = SparseBuffer(self._source, stats)
