@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from fluxon_gop.budget import Budget
 from fluxon_gop.errors import ClosedError, FluxonGopError, FrameIndexError, SourceChangedError
@@ -14,9 +15,22 @@ from fluxon_gop.index_job import look_up
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.prefetch import Crew
 from fluxon_gop.reader import VideoReader
-from fluxon_gop.reader_cache import ReaderCache, ReaderKey
+from fluxon_gop.reader_cache import Lease, ReaderCache
 from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult
 from fluxon_gop.stats import ReadStats
+
+
+class ReaderKey(NamedTuple):
+    """What a reader serves."""
+
+    video: object
+    """The address or the source; hashable."""
+    height: int | None
+    width: int | None
+    num_threads: int | None
+
+
+Readers = ReaderCache[ReaderKey, VideoReader]
 
 
 class Batch:
@@ -25,7 +39,7 @@ class Batch:
     def __init__(
         self,
         requests: Sequence[VideoReadRequest],
-        readers: ReaderCache,
+        readers: Readers,
         table: IndexTable | None,
         budget: Budget,
     ) -> None:
@@ -36,7 +50,7 @@ class Batch:
         self._budget = budget
         self._results: list[VideoReadResult | None] = [None] * len(self._requests)
         self._members: list[list[int]] = []
-        self._leased: list[tuple[ReaderKey, VideoReader]] = []
+        self._leased: list[Lease[ReaderKey, VideoReader]] = []
         self._stats: list[ReadStats] = []
         self._cost = ReadStats()
         self._unfit: set[int] = set()
@@ -73,7 +87,7 @@ class Batch:
             if isinstance(outcome.error, FrameIndexError) and len(mine) > 1:
                 self._one_by_one(n, mine)
             else:
-                self._deal(outcome.value, outcome.error, mine, self._stats[n])
+                self._deal(outcome.value, outcome.error, mine, self._stats[n], hit=self._leased[n].hit)
             self._raise_first(mine, skip=skip)
         answered = [result for result in self._results if result is not None]
         assert len(answered) == len(self._requests), "a request was left without an answer"
@@ -99,8 +113,8 @@ class Batch:
         if self._crew is not None:
             self._crew.abandon()
         leased, self._leased = self._leased, []
-        for n, (key, reader) in enumerate(leased):
-            self._readers.release(key, reader, keep=n not in self._unfit)
+        for n, lease in enumerate(leased):
+            self._readers.release(lease, keep=n not in self._unfit)
         cost, self._cost = self._cost, ReadStats()
         beside = ReadStats()
         for one in self._stats:
@@ -142,16 +156,16 @@ class Batch:
         """Lease readers, look up all rows at once, and set up the crew."""
         for key, members in grouped(self._requests).items():
             try:
-                reader = self._readers.lease(key)
+                lease = self._readers.lease(key)
             except ClosedError:
                 raise
             except FluxonGopError as error:
                 # An address that nothing can be opened by.
                 self._deal(None, error, members, ReadStats())
                 continue
-            self._leased.append((key, reader))
+            self._leased.append(lease)
             self._members.append(members)
-        readers = [reader for _, reader in self._leased]
+        readers = [lease.reader for lease in self._leased]
         self._stats = look_up_rows(readers, self._table, self._cost)
         wanted = [Wanted.of(*(self._requests[m].frames for m in members)) for members in self._members]
         alone = len(readers) == 1
@@ -166,7 +180,7 @@ class Batch:
 
     def _one_by_one(self, n: int, mine: list[int]) -> None:
         """Read requests apart: a number beyond the end spoils its own request only."""
-        reader = self._leased[n][1]
+        reader, hit = self._leased[n].reader, self._leased[n].hit
         for member in mine:
             one = ReadStats()
             job = reader.read_job(Wanted.of(self._requests[member].frames), one)
@@ -174,7 +188,7 @@ class Batch:
             if self._stopped:
                 self._nested.stop()
             for outcome in self._nested:
-                self._deal(outcome.value, outcome.error, [member], self._stats[n])
+                self._deal(outcome.value, outcome.error, [member], self._stats[n], hit=hit)
             self._stats[n].add(one)
 
     def _deal(
@@ -183,18 +197,20 @@ class Batch:
         error: BaseException | None,
         mine: list[int],
         stats: ReadStats,
+        *,
+        hit: bool = False,
     ) -> None:
         """Give each request its rows, or its error."""
         if error is not None and not isinstance(error, FluxonGopError):
             raise error
         for number, member in enumerate(mine):
             if pictures is None:
-                self._results[member] = VideoReadResult(None, stats, error)
+                self._results[member] = VideoReadResult(None, stats, error, hit)
                 continue
             try:
-                self._results[member] = VideoReadResult(pictures.array(number), stats)
+                self._results[member] = VideoReadResult(pictures.array(number), stats, None, hit)
             except FluxonGopError as failure:
-                self._results[member] = VideoReadResult(None, stats, failure)
+                self._results[member] = VideoReadResult(None, stats, failure, hit)
 
     def _raise_first(self, members: Sequence[int], *, skip: bool) -> None:
         for member in () if skip else members:
@@ -207,7 +223,8 @@ def grouped(requests: Sequence[VideoReadRequest]) -> dict[ReaderKey, list[int]]:
     """Return the requests' places by reader key: same video and size is one reader."""
     groups: dict[ReaderKey, list[int]] = {}
     for place, request in enumerate(requests):
-        groups.setdefault((_video_of(request.uri), request.height, request.width), []).append(place)
+        key = ReaderKey(_video_of(request.uri), request.height, request.width, request.num_threads)
+        groups.setdefault(key, []).append(place)
     return groups
 
 

@@ -237,7 +237,7 @@ def read(
     ):
         if reader.index is not None and reader.index.container_reason is None:
             # Before a file is written.
-            reader.index.check_frames(np.array(numbers), reader.key)
+            reader.index.check_frames(np.array(numbers), reader.source.name)
 
         def pictures() -> Iterator[Any]:
             for start in range(0, len(numbers), BATCH):
@@ -251,10 +251,10 @@ def read(
             for _ in pictures():
                 pass
         else:
-            files.append(_save(sheet_of(reader.key, numbers, pictures()), sheet))
+            files.append(_save(sheet_of(reader.source.name, numbers, pictures()), sheet))
         stats = reader.stats()
     if as_json:
-        _print_json({"uri": reader.key, "frames": numbers, "files": files, "cost": stats.as_dict()})
+        _print_json({"uri": reader.source.name, "frames": numbers, "files": files, "cost": stats.as_dict()})
     else:
         print("\n".join(files))
         waves = sum(stats.waves.values())

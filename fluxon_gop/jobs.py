@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from fluxon_gop import threads
 from fluxon_gop.ranges import ByteRange
-from fluxon_gop.sources.range_source import Buffer, RangeSource
+from fluxon_gop.sources.range_source import Buffer, GroupRead, RangeSource, group_of
 from fluxon_gop.stats import ReadStats, WaveKind
 
 T = TypeVar("T")
@@ -57,6 +57,11 @@ def read_range(wave: Wave, wanted: ByteRange) -> Buffer:
     if wave.head:
         return wave.source.read_head(wanted.stop)
     return wave.source.read(*wanted)
+
+
+def group_reads(wave: Wave) -> list[GroupRead]:
+    """Return a wave's reads, for the group of its source."""
+    return [GroupRead(wave.source, start, stop, wave.head) for start, stop in wave.ranges]
 
 
 def run_one(job: Job[T], stats: ReadStats) -> T:
@@ -118,11 +123,15 @@ def _compute(work: Compute) -> list[Buffer]:
 def _fetch(wave: Wave, stats: ReadStats) -> list[Buffer]:
     started = time.perf_counter()
     stats.depth += 1
-    pool = threads.io_pool() if len(wave.ranges) > 1 else None
-    reads = [
-        read_here(wave, wanted) if pool is None else pool.submit(read_range, wave, wanted)
-        for wanted in wave.ranges
-    ]
+    group = group_of(wave.source)
+    if group is not None:
+        reads = group.start(group_reads(wave))
+    else:
+        pool = threads.io_pool() if len(wave.ranges) > 1 else None
+        reads = [
+            read_here(wave, wanted) if pool is None else pool.submit(read_range, wave, wanted)
+            for wanted in wave.ranges
+        ]
     try:
         wait(reads)
         return landed(wave, reads, stats, started)

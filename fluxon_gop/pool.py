@@ -9,10 +9,10 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from fluxon_gop import forks
-from fluxon_gop.batch import Batch, grouped, look_up_rows
+from fluxon_gop.batch import Batch, ReaderKey, Readers, grouped, look_up_rows
 from fluxon_gop.batch_plan import BatchPlan, PlannedVideo
 from fluxon_gop.budget import Budget
 from fluxon_gop.errors import ClosedError, ForkedProcessError, InvalidRequestError
@@ -20,8 +20,8 @@ from fluxon_gop.frame_set import Wanted
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.reader import MAX_BATCH_BYTES, VideoReader, check_options
-from fluxon_gop.reader_cache import ReaderCache, ReaderKey
-from fluxon_gop.requests import VideoReadRequest, VideoReadResult, check_positive
+from fluxon_gop.reader_cache import Lease, ReaderCache
+from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult, check_positive
 from fluxon_gop.stats import ReadStats
 
 
@@ -70,7 +70,7 @@ class VideoReaderPool:
             "path": path,
             "max_bytes": self._max_bytes,
         }
-        self._readers = ReaderCache(self._max_readers, self._options)
+        self._readers: Readers = ReaderCache(self._max_readers, self._open_reader)
         self._budget = Budget(self._max_bytes)
         self._lock = threading.Lock()
         self._batches: set[Batch] = set()
@@ -155,12 +155,12 @@ class VideoReaderPool:
         check_requests(requests)
         videos, waves = [], 1 if requests else 0
         groups = grouped(requests)
-        leased: list[tuple[ReaderKey, VideoReader]] = []
+        leased: list[Lease[ReaderKey, VideoReader]] = []
         cost = ReadStats()
         try:
-            leased.extend((key, self._readers.lease(key)) for key in groups)
-            look_up_rows([reader for _, reader in leased], self._table, cost)
-            for (_, reader), members in zip(leased, groups.values(), strict=True):
+            leased.extend(map(self._readers.lease, groups))
+            look_up_rows([lease.reader for lease in leased], self._table, cost)
+            for (_, reader, _), members in zip(leased, groups.values(), strict=True):
                 frames = Wanted.of(*(requests[m].frames for m in members)).frames
                 reader.use_row()
                 plan = reader.plan(frames) if reader.has_index_or_reason else None
@@ -170,9 +170,15 @@ class VideoReaderPool:
         finally:
             with self._lock:
                 self._stats.add(cost)
-            for key, reader in leased:
-                self._readers.release(key, reader, keep=True)
+            for lease in leased:
+                self._readers.release(lease)
         return BatchPlan(tuple(videos), waves)
+
+    def _open_reader(self, key: ReaderKey) -> VideoReader:
+        options = self._options
+        if key.num_threads is not None:
+            options = {**options, "num_threads": key.num_threads}
+        return VideoReader(cast("Uri", key.video), height=key.height, width=key.width, **options)
 
     def stats(self) -> ReadStats:
         """Return a copy of the counters of all batches."""

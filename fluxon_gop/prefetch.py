@@ -14,13 +14,14 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
+from itertools import islice, repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fluxon_gop import threads
 from fluxon_gop.budget import Budget
 from fluxon_gop.errors import ClosedError
-from fluxon_gop.jobs import Compute, Job, Wave, landed, read_here, read_range
-from fluxon_gop.sources.range_source import Buffer
+from fluxon_gop.jobs import Compute, Job, Wave, group_reads, landed, read_here, read_range
+from fluxon_gop.sources.range_source import Buffer, RangeGroup, group_of
 from fluxon_gop.stats import ReadStats
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ class Crew(Generic[T]):
         self._ready: queue.SimpleQueue[_Running[T] | _Called | _Signal] = queue.SimpleQueue()
         self._waiting: deque[_Running[T]] = deque()
         self._computing: deque[_Running[T]] = deque()
+        self._gathered: dict[int, tuple[RangeGroup, list[_Running[T]]]] = {}
         self._early: list[Outcome[T]] = []
         self._fetching = False
         self._woken = False
@@ -114,6 +116,7 @@ class Crew(Generic[T]):
         self._fetching = True
         self._early.extend(self._begin())
         while True:
+            self._send()
             event = self._ready.get()
             if event is _Signal.HAND_OVER:
                 return
@@ -162,12 +165,14 @@ class Crew(Generic[T]):
 
     def _step(self) -> Outcome[T] | None:
         """Go on with one job: one whose bytes are in, else one that has work to do, else wait."""
+        self._send()
         self._hand_out()
         if self._computing and not self._calls and self._ready.empty():
             return self._work_here(self._computing.popleft())
         if not self._in_flight and not self._computing and not self._calls:
             # All that is held belongs to jobs that wait themselves: one of them goes first.
             self._launch(self._waiting.popleft(), force=True)
+            self._send()
         return self._take(self._ready.get())
 
     def _take(self, event: _Running[T] | _Called | _Signal) -> Outcome[T] | None:
@@ -296,9 +301,14 @@ class Crew(Generic[T]):
         self._depth = max(self._depth, run.stats.depth)
         run.started = time.perf_counter()
         run.left = len(wave.ranges)
+        group = group_of(wave.source)
         if not wave.ranges:
             run.futures = []
             self._ready.put(run)
+        elif group is not None:
+            # Sent with the waves of the group's other sources.
+            run.futures = []
+            self._gathered.setdefault(id(group), (group, []))[1].append(run)
         elif len(self._runs) == 1 and run.left == 1 and not self._fetching:
             run.futures = [read_here(wave, wave.ranges[0])]
             self._ready.put(run)
@@ -312,6 +322,21 @@ class Crew(Generic[T]):
                 future.add_done_callback(partial(self._one_done, run))
         self._in_flight += 1
         return True
+
+    def _send(self) -> None:
+        """Start the reads of waves over sources that read together: one call for each group."""
+        gathered, self._gathered = self._gathered, {}
+        for group, runs in gathered.values():
+            waves = [run.wave for run in runs if run.wave is not None]
+            try:
+                futures = iter(group.start([read for wave in waves for read in group_reads(wave)]))
+            except Exception as error:  # noqa: BLE001 - the jobs are told, as of any read's error
+                futures = repeat(_failed(error))
+            for run, wave in zip(runs, waves, strict=True):
+                run.futures = list(islice(futures, len(wave.ranges)))
+            for run in runs:
+                for future in run.futures:
+                    future.add_done_callback(partial(self._one_done, run))
 
     def _one_done(self, run: _Running[T], _: Future[Buffer]) -> None:
         with self._lock:
@@ -330,3 +355,9 @@ class Crew(Generic[T]):
         except Exception as error:  # noqa: BLE001 - the job is told, and may go on
             return self._advance(run, error)
         return self._advance(run, data)
+
+
+def _failed(error: Exception) -> Future[Buffer]:
+    future: Future[Buffer] = Future()
+    future.set_exception(error)
+    return future

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from fluxon_gop.errors import (
 )
 from fluxon_gop.frame_set import FrameSet, UInt8Array, Wanted
 from fluxon_gop.index_job import index_job, look_up
+from fluxon_gop.index_rows import Key
 from fluxon_gop.index_table import Damaged, Hint, IndexTable, Row
 from fluxon_gop.jobs import Job, Wave, run_one
 from fluxon_gop.model import VideoIndex
@@ -42,7 +44,7 @@ from fluxon_gop.requests import (
     check_stream,
     check_threads,
 )
-from fluxon_gop.sources import RangeSource, open_source
+from fluxon_gop.sources import RangeSource, is_source, open_source
 from fluxon_gop.stats import ReadStats, WaveKind
 from fluxon_gop.video_jobs import VideoJobs
 
@@ -157,9 +159,10 @@ class VideoReader:
         return self._source
 
     @property
-    def key(self) -> str:
-        """The key of this video in an index table."""
-        return self._source.name
+    def key(self) -> Key:
+        """The key of this video in an index table: its source's ``table_key`` where it has one, else its name."""
+        key: Key = getattr(self._source, "table_key", self._source.name)
+        return key
 
     @property
     def num_frames(self) -> int:
@@ -325,6 +328,10 @@ class VideoReader:
 
         ``alone``: no other video decodes beside it, so that a long span may have the reader's threads.
         """
+        with self._counting(stats):
+            return (yield from self._read_job(wanted, stats, alone=alone))
+
+    def _read_job(self, wanted: Wanted, stats: ReadStats, *, alone: bool) -> Job[FrameSet]:
         yield from self._index_job(stats)
         if self._built_here:
             return (yield from self._at_hand.read(wanted, stats, alone=alone))
@@ -340,7 +347,7 @@ class VideoReader:
             # The pictures may be damaged, or the row: a fresh index tells.
         except SourceChangedError:
             # A row is pinned to the version that it was built from; here the file is a newer one.
-            if isinstance(self._uri, RangeSource):
+            if is_source(self._uri):
                 raise
             self._source.close()
             self._source = open_source(self._uri, self._storage_options)
@@ -354,6 +361,19 @@ class VideoReader:
         return (yield from self._at_hand.read(wanted, stats, alone=alone))
 
     # ------------------------------------------------------------- inside
+
+    @contextmanager
+    def _counting(self, stats: ReadStats) -> Iterator[None]:
+        """Count what the source counts meanwhile, where it counts."""
+        opened = self._source
+        before = _counts(opened)
+        try:
+            yield
+        finally:
+            sources = [opened] if opened is self._source else [opened, self._source]
+            for name, value in before.items():
+                after = sum(_counts(source)[name] for source in sources)
+                stats.source[name] = stats.source.get(name, 0) + after - value
 
     @property
     def _at_hand(self) -> VideoJobs:
@@ -404,6 +424,11 @@ class VideoReader:
     def _count_job(self, stats: ReadStats) -> Job[int]:
         yield from self._index_job(stats)
         return (yield from self._at_hand.count(stats))
+
+
+def _counts(source: RangeSource) -> dict[str, int]:
+    counters = getattr(source, "counters", None)
+    return {} if counters is None else counters()
 
 
 def check_options(index: object, num_threads: Any, path: str | None) -> None:

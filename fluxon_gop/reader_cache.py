@@ -1,34 +1,51 @@
-"""Readers kept open for the next batch: leased to one batch at a time, the least recently used out first."""
+"""Readers kept open for the next batch: leased to one user at a time, the least recently used out first."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Hashable
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from fluxon_gop import forks
 from fluxon_gop.errors import ClosedError
-from fluxon_gop.reader import VideoReader
-from fluxon_gop.requests import Uri
-
-ReaderKey = tuple[object, int | None, int | None]
-"""What a reader serves: the video, height and width."""
 
 
-class ReaderCache:
-    """Up to ``max_readers`` open readers, idle ones first to go. Thread-safe.
+class Closable(Protocol):
+    """Something that is closed once."""
 
-    A reader serves one lease at a time; leases at once on one video open several. Readers in use are never
-    closed to make room.
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+K = TypeVar("K", bound=Hashable)
+R = TypeVar("R", bound=Closable)
+
+
+class Lease(NamedTuple, Generic[K, R]):
+    """A reader in use; give it back to ``release``."""
+
+    key: K
+    reader: R
+    hit: bool
+    """Whether it had been open and idle."""
+
+
+class ReaderCache(Generic[K, R]):
+    """Up to ``max_readers`` open readers, idle ones first to go. Thread-safe; each step is O(1).
+
+    A reader serves one lease at a time; leases at once on one key open several. Readers in use are never
+    closed to make room. Readers are opened and closed outside the lock.
     """
 
-    def __init__(self, max_readers: int, options: Mapping[str, Any]) -> None:
-        """Open none yet. ``options``: for each VideoReader."""
+    def __init__(self, max_readers: int, open_reader: Callable[[K], R], *, owner: str = "the pool") -> None:
+        """Open none yet. ``owner`` is who is closed, in words."""
         self._max_readers = max_readers
-        self._options = options
-        self._idle: OrderedDict[int, tuple[ReaderKey, VideoReader]] = OrderedDict()
-        self._numbers: defaultdict[ReaderKey, list[int]] = defaultdict(list)
+        self._open_reader = open_reader
+        self._owner = owner
+        self._idle: OrderedDict[int, tuple[K, R]] = OrderedDict()
+        self._numbers: defaultdict[K, dict[int, None]] = defaultdict(dict)
         self._next = 0
         self._busy = 0
         self._lock = threading.Lock()
@@ -46,55 +63,52 @@ class ReaderCache:
     def check_open(self) -> None:
         """Raise ClosedError where the cache is closed."""
         if self._closed:
-            text = "the pool is closed"
+            text = f"{self._owner} is closed"
             raise ClosedError(text)
 
-    def lease(self, key: ReaderKey) -> VideoReader:
-        """Take an idle reader of this key, or make one; no IO."""
+    def lease(self, key: K) -> Lease[K, R]:
+        """Take the idle reader of this key that was used last, or open one."""
         with self._lock:
             self.check_open()
             self._busy += 1
             numbers = self._numbers.get(key)
             if numbers:
-                _, reader = self._idle.pop(self._forget(key, numbers[-1]))
+                number, _ = numbers.popitem()
+                if not numbers:
+                    del self._numbers[key]
+                _, reader = self._idle.pop(number)
                 self._counts["reader_cache_hits"] += 1
-                return reader
+                return Lease(key, reader, hit=True)
             self._counts["reader_cache_misses"] += 1
             self._counts["open_count"] += 1
         try:
-            return VideoReader(cast("Uri", key[0]), height=key[1], width=key[2], **self._options)
+            return Lease(key, self._open_reader(key), hit=False)
         except BaseException:
             with self._lock:
                 self._busy -= 1
                 self._counts["open_count"] -= 1
             raise
 
-    def release(self, key: ReaderKey, reader: VideoReader, *, keep: bool) -> None:
+    def release(self, lease: Lease[K, R], *, keep: bool = True) -> None:
         """Put a reader back, or close it; then close the least recently used beyond the bound."""
         closing = []
         with self._lock:
             self._busy -= 1
             if keep and not self._closed:
                 self._next += 1
-                self._idle[self._next] = (key, reader)
-                self._numbers[key].append(self._next)
+                self._idle[self._next] = (lease.key, lease.reader)
+                self._numbers[lease.key][self._next] = None
             else:
-                closing.append(reader)
+                closing.append(lease.reader)
             while self._idle and len(self._idle) + self._busy > self._max_readers:
                 number, (old_key, old) = self._idle.popitem(last=False)
-                self._forget(old_key, number)
+                del self._numbers[old_key][number]
+                if not self._numbers[old_key]:
+                    del self._numbers[old_key]
                 closing.append(old)
                 self._counts["evict_count"] += 1
             self._counts["close_count"] += len(closing)
-        for old in closing:
-            old.close()
-
-    def _forget(self, key: ReaderKey, number: int) -> int:
-        numbers = self._numbers[key]
-        numbers.remove(number)
-        if not numbers:
-            del self._numbers[key]
-        return number
+        _close_all(closing)
 
     def counts(self) -> dict[str, int]:
         """Return readers now, opened, closed, evicted, hits and misses."""
@@ -114,5 +128,16 @@ class ReaderCache:
             self._idle.clear()
             self._numbers.clear()
             self._counts["close_count"] += len(readers)
-        for reader in readers:
+        _close_all(readers)
+
+
+def _close_all(readers: list[R]) -> None:
+    """Close each, also where one fails; the first error is raised at the end."""
+    failed: list[BaseException] = []
+    for reader in readers:
+        try:
             reader.close()
+        except Exception as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+    if failed:
+        raise failed[0]

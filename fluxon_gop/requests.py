@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError
 from fluxon_gop.ranges import Int64Array
-from fluxon_gop.sources import RangeSource
+from fluxon_gop.sources import RangeSource, SourceAddress
 from fluxon_gop.stats import ReadStats
 
 MAX_NUMBER = 1 << 62
@@ -25,7 +25,7 @@ MAX_SIDE = 1 << 15
 """Rows or columns of an output picture; swscale's own bound."""
 MAX_THREADS = 1024
 
-Uri = str | os.PathLike[str] | RangeSource
+Uri = str | os.PathLike[str] | RangeSource | SourceAddress
 Indices = Sequence[int] | npt.NDArray[np.integer[Any]] | range
 
 
@@ -129,12 +129,16 @@ class VideoReadRequest:
     indices: Indices
     height: int | None = None
     width: int | None = None
+    num_threads: int | None = None
+    """As for a reader; None for the pool's."""
     frames: Int64Array = field(init=False, repr=False, compare=False)
     """The indices as an int64 array."""
 
     def __post_init__(self) -> None:
         """Check size and indices."""
         check_size(self.height, self.width)
+        if self.num_threads is not None:
+            check_threads(self.num_threads)
         object.__setattr__(self, "frames", as_frames(self.indices))
 
 
@@ -147,6 +151,8 @@ class VideoReadResult:
     stats: ReadStats
     """What reading this video's frames in the batch cost, all its requests together."""
     error: FluxonGopError | None = None
+    reader_cache_hit: bool = False
+    """Whether the pool had an idle reader of this video and size."""
 
     def __repr__(self) -> str:
         """Show shapes, never pixels."""

@@ -54,6 +54,8 @@ class ReadStats:
     index_builds: int = 0
     """Indexes built on the fly."""
     refuted_entry_points: int = 0
+    source: dict[str, int] = field(default_factory=dict)
+    """What the source itself counted, where it does: pages, pieces, cache tiers, reads of the origin."""
     fetch_seconds: float = 0.0
     decode_seconds: float = 0.0
     """Summed over spans, also where they ran side by side."""
@@ -107,7 +109,8 @@ class ReadStats:
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, dict):
-                flat |= {f"{kind.value}_{item.name}": value.get(kind, 0) for kind in WaveKind}
+                kinds = value if item.name == "source" else WaveKind
+                flat |= {f"{kind}_{item.name}": value.get(kind, 0) for kind in kinds}
             else:
                 flat[item.name] = value
         return flat

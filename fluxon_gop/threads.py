@@ -1,4 +1,4 @@
-"""The process's threads: one bounded pool for reads, one for decoding. Neither outlives a fork.
+"""The process's threads: bounded pools for reads, for what caches read behind them, for decoding. None outlives a fork.
 
 ``FLUXON_GOP_DECODE_THREADS`` sets the bound of the second; without it, it is the number of usable cores. In a
 worker process, where the other cores belong to the other workers, a batch keeps to its reader's ``num_threads``.
@@ -23,6 +23,14 @@ _pools: dict[str, ThreadPoolExecutor] = {}
 def io_pool() -> ThreadPoolExecutor:
     """Return the process's pool of reading threads."""
     return _pools.get("fluxon_gop-io") or _pool("fluxon_gop-io", MAX_REQUESTS_IN_FLIGHT)
+
+
+def origin_pool() -> ThreadPoolExecutor:
+    """Return the process's pool of threads that read what a cache lacks.
+
+    Apart from ``io_pool``, whose threads may wait for these.
+    """
+    return _pools.get("fluxon_gop-origin") or _pool("fluxon_gop-origin", MAX_REQUESTS_IN_FLIGHT)
 
 
 def decode_pool() -> ThreadPoolExecutor:

@@ -11,7 +11,7 @@ from fluxon_gop.errors import InvalidRequestError
 from fluxon_gop.sources.local import LocalSource
 from fluxon_gop.sources.memory import MemorySource
 from fluxon_gop.sources.object_store import ObjectStoreSource
-from fluxon_gop.sources.range_source import Buffer, RangeSource
+from fluxon_gop.sources.range_source import Buffer, RangeSource, SourceAddress, is_source
 from fluxon_gop.sources.trace import Trace, TracedSource
 
 __all__ = [
@@ -20,15 +20,18 @@ __all__ = [
     "MemorySource",
     "ObjectStoreSource",
     "RangeSource",
+    "SourceAddress",
     "Trace",
     "TracedSource",
+    "is_source",
     "open_source",
     "uri_of",
 ]
 
 
 def open_source(
-    uri: str | os.PathLike[str] | RangeSource, storage_options: Mapping[str, Any] | None = None
+    uri: str | os.PathLike[str] | RangeSource | SourceAddress,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> RangeSource:
     """Return the source of this address; a source is returned as it is. No IO.
 
@@ -36,9 +39,11 @@ def open_source(
         InvalidRequestError: the scheme is none of path, ``file://``, ``http(s)://``.
     """
     if not isinstance(uri, str | os.PathLike):
-        if isinstance(uri, RangeSource):
+        if is_source(uri):
             return uri
-        text = f"uri is a {type(uri).__name__}: want a path, an address, or a RangeSource"  # type: ignore[unreachable]
+        if isinstance(uri, SourceAddress):
+            return uri.open_source()
+        text = f"uri is a {type(uri).__name__}: want a path, an address, or a RangeSource"
         raise TypeError(text)
     text_uri = os.fspath(uri)
     if not text_uri:
@@ -62,6 +67,6 @@ def open_source(
     raise InvalidRequestError(text)
 
 
-def uri_of(uri: str | os.PathLike[str] | RangeSource) -> str:
+def uri_of(uri: str | os.PathLike[str] | RangeSource | SourceAddress) -> str:
     """Return the key under which an index table knows this video: the address without secrets."""
     return open_source(uri).name

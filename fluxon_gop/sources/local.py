@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from fluxon_gop import forks
 from fluxon_gop.errors import (
@@ -56,16 +58,17 @@ class LocalSource:
         check_range(self.name, start, stop)
         descriptor = self._open()
         try:
-            now = _signature(descriptor)
-            if now != self._signature:
-                assert self._signature is not None
-                raise changed(self.name, self._signature, now)
             data = os.pread(descriptor, stop - start, start)
             while data and len(data) < stop - start:
                 more = os.pread(descriptor, stop - start - len(data), start + len(data))
                 if not more:
                     break
                 data += more
+            # After the read: what was written before it or meanwhile shows.
+            now = _signature(descriptor)
+            if now != self._signature:
+                assert self._signature is not None
+                raise changed(self.name, self._signature, now)
         except SourceError:
             raise
         except OSError as error:
@@ -99,11 +102,14 @@ class LocalSource:
                 text = f"{self.name}: the source is closed"
                 raise ClosedError(text)
             if self._descriptor is None:
-                self._descriptor = _open_file(self._path)
+                self._descriptor = self._open_descriptor()
                 self._signature = _signature(self._descriptor)
             return self._descriptor
 
-    def __reduce__(self) -> tuple[type[LocalSource], tuple[str]]:
+    def _open_descriptor(self) -> int:
+        return open_regular(self._path, self._path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path; the file is opened again where it is used."""
         return (LocalSource, (self._path,))
 
@@ -117,24 +123,25 @@ class LocalSource:
         return f"LocalSource({self.name!r})"
 
 
-def _open_file(path: str) -> int:
+def open_regular(path: str, name: str, opener: Callable[[str, int], int] = os.open) -> int:
+    """Return a descriptor of the regular file at ``path``; errors call it ``name``."""
     try:
         # A pipe that nobody writes to would block the opening for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError as error:
-        text = f"{path}: no such file"
-        raise SourceNotFoundError(text, source=path) from error
+        descriptor = opener(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        text = f"{name}: no such file"
+        raise SourceNotFoundError(text, source=name) from error
     except PermissionError as error:
-        text = f"{path}: permission denied"
-        raise SourcePermissionError(text, source=path) from error
+        text = f"{name}: permission denied"
+        raise SourcePermissionError(text, source=name) from error
     except OSError as error:
-        text = f"{path}: cannot be opened: {error.strerror}"
-        raise SourceError(text, source=path) from error
+        text = f"{name}: cannot be opened: {error.strerror}"
+        raise SourceError(text, source=name) from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        text = f"{path}: is {'a directory' if stat.S_ISDIR(mode) else 'no regular file'}, want a file"
-        raise SourceError(text, source=path)
+        text = f"{name}: is {'a directory' if stat.S_ISDIR(mode) else 'no regular file'}, want a file"
+        raise SourceError(text, source=name)
     return descriptor
 
 

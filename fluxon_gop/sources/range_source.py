@@ -6,7 +6,9 @@ them and of the pinned version, or a typed error.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from fluxon_gop.errors import InvalidRequestError, SourceChangedError
 from fluxon_gop.model import Signature
@@ -52,6 +54,55 @@ class RangeSource(Protocol):
     def close(self) -> None:
         """Let go of what is open. Reads after it raise ClosedError."""
         ...
+
+
+@runtime_checkable
+class SourceAddress(Protocol):
+    """Names a file, and opens it. Hashable: equal addresses share a reader."""
+
+    @property
+    def name(self) -> str:
+        """The address, without secrets."""
+        ...
+
+    def open_source(self) -> RangeSource:
+        """Return a source of its own for the caller, who closes it. No IO."""
+        ...
+
+
+class GroupRead(NamedTuple):
+    """One range read out of many: bytes ``[start, stop)``, or with ``head`` what there is of them."""
+
+    source: RangeSource
+    start: int
+    stop: int
+    head: bool = False
+
+
+class RangeGroup(Protocol):
+    """What several sources have in common that can read ranges of all of them in one call.
+
+    A source says so by an attribute ``group``; a wave over such sources is one call of ``start``.
+    """
+
+    def start(self, reads: Sequence[GroupRead]) -> list[Future[Buffer]]:
+        """Start all reads, and return at once with a future for each; a pending one may be cancelled."""
+        ...
+
+
+def is_source(thing: object) -> TypeGuard[RangeSource]:
+    """Return whether a thing has what a RangeSource has. No IO, where ``isinstance`` may ask for the signature."""
+    own = getattr(thing, "__dict__", {})
+    return all(hasattr(type(thing), name) or name in own for name in _SOURCE_NAMES)
+
+
+_SOURCE_NAMES = ("name", "signature", "pin", "read", "read_head", "close")
+
+
+def group_of(source: RangeSource) -> RangeGroup | None:
+    """Return what reads this source together with others, None where it reads alone."""
+    group: RangeGroup | None = getattr(source, "group", None)
+    return group
 
 
 def check_range(name: str, start: int, stop: int) -> None:

@@ -1,0 +1,112 @@
+"""A file system's configuration as a TOML file: exports, cache, users, index table, identity."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fluxon_gop.errors import InvalidRequestError
+from fluxon_gop.fluxonfs.export import FluxonFsExport
+from fluxon_gop.fluxonfs.file_system import FluxonFsCache
+from fluxon_gop.fluxonfs.users import Identity, Users
+
+
+@dataclass(frozen=True)
+class FluxonFsConfig:
+    """What a file says; relative paths in it are relative to its folder."""
+
+    exports: tuple[FluxonFsExport, ...]
+    cache: FluxonFsCache
+    users: Users | None = None
+    index: str | None = None
+    request_identity: Identity | None = field(default=None, repr=False)
+
+
+def read_config(path: str | os.PathLike[str]) -> FluxonFsConfig:
+    """Return the configuration in a TOML file.
+
+    Top level: ``index``, ``users`` (a file), ``request_identity = ["user", "password"]``; ``[cache]`` with the fields of
+    FluxonFsCache; ``[exports.NAME]`` with those of FluxonFsExport.
+
+    Raises:
+        InvalidRequestError: no such file, no TOML, an unknown or missing name, a value that is refused.
+    """
+    file = Path(path)
+    try:
+        given = tomllib.loads(file.read_text())
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        # A TOML error quotes the line, and a line may hold a password.
+        reason = error.strerror if isinstance(error, OSError) else "it is no TOML file"
+        text = f"{file}: cannot be read: {reason}"
+        raise InvalidRequestError(text) from None
+    _known(given, {"index", "users", "request_identity", "cache", "exports"}, str(file))
+    folder = file.parent
+    try:
+        cache = dict(_table(given, "cache"))
+        if "disk_path" in cache:
+            cache["disk_path"] = _beside(folder, cache["disk_path"])
+        exports = _table(given, "exports")
+        return FluxonFsConfig(
+            exports=tuple(_export(name, exports, folder) for name in exports),
+            cache=_made(FluxonFsCache, cache, f"{file}: [cache]"),
+            users=Users(_beside(folder, given["users"])) if "users" in given else None,
+            index=_beside(folder, given["index"]) if "index" in given else None,
+            request_identity=_identity(given.get("request_identity")),
+        )
+    except TypeError as error:
+        text = f"{file}: {error}"
+        raise InvalidRequestError(text) from None
+
+
+def _export(name: str, exports: Mapping[str, Any], folder: Path) -> FluxonFsExport:
+    given = dict(_table(exports, name))
+    if "root" in given:
+        given["root"] = _beside(folder, given["root"])
+    made = _made(FluxonFsExport, {"name": name, **given}, f"[exports.{name}]")
+    assert isinstance(made, FluxonFsExport)
+    return made
+
+
+def _made(kind: Any, given: Mapping[str, Any], where: str) -> Any:
+    names = {item.name for item in fields(kind)}
+    _known(given, names, where)
+    if kind is FluxonFsExport and "root" not in given:
+        text = f"{where}: root is missing"
+        raise InvalidRequestError(text)
+    return kind(**given)
+
+
+def _known(given: Mapping[str, Any], names: set[str], where: str) -> None:
+    unknown = sorted(set(given) - names)
+    if unknown:
+        text = f"{where}: unknown: {', '.join(unknown)}; want some of {', '.join(sorted(names))}"
+        raise InvalidRequestError(text)
+
+
+def _table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = given.get(name, {})
+    if not isinstance(table, dict):
+        text = f"{name} is a {type(table).__name__}: want a table"
+        raise TypeError(text)
+    return table
+
+
+def _beside(folder: Path, value: Any) -> str:
+    """Return an address as it is, a path from the file's folder."""
+    if not isinstance(value, str):
+        text = f"a path or address is a {type(value).__name__}: want a str"
+        raise TypeError(text)
+    return value if not value or "://" in value else str(folder / value)
+
+
+def _identity(given: Any) -> Identity | None:
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) != 2 or not all(isinstance(part, str) for part in given):
+        text = "request_identity: want [user, password]"
+        raise TypeError(text)
+    return (given[0], given[1])

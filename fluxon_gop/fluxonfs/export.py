@@ -1,0 +1,145 @@
+"""An export: a name for a folder or a remote prefix whose files may be read, by whom, and how they are cached."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from fluxon_gop.errors import InvalidRequestError, SourcePermissionError
+from fluxon_gop.fluxonfs.beneath import BeneathSource
+from fluxon_gop.fluxonfs.users import Identity, Users
+from fluxon_gop.sources import RangeSource, open_source
+
+Authorizer = Callable[[Identity | None, str, str], bool]
+"""Says whether this identity may read this relpath of the export of this name."""
+
+
+class MissPolicy(StrEnum):
+    """What a read does where a piece is in no cache tier."""
+
+    REMOTE_READ = "RemoteRead"
+    """Read the origin; the shared tiers are filled behind the caller's back."""
+    STAGE_TO_KV_THEN_READ = "StageToKvThenRead"
+    """Fill the shared tiers before the read answers."""
+
+
+@dataclass(frozen=True)
+class FluxonFsExport:
+    """Files under one root, read-only, by relpath. Making one checks it; no IO."""
+
+    name: str
+    root: str = field(repr=False)
+    """A local folder, or the address of a remote one (``https://...``); a query string is kept, and never shown."""
+    readers: Collection[str] | Authorizer | None = None
+    """Users who may read, or a callable that decides; None lets anyone read, without an identity too."""
+    cache_kv_key_prefix: str | None = None
+    """First part of the keys of pieces in the tiers; None for one made of the root."""
+    cache_bytes_field_key: str = "bytes"
+    """The field of a piece's entry that holds its bytes."""
+    cache_max_bytes: int | None = None
+    """Files larger than this bypass the tiers; None for no bound."""
+    metadata_cache_ttl_ms: int = 5_000
+    """For how long a stat, a "not found" and a right to read hold."""
+    async_backfill_enabled: bool = True
+    """Whether a miss fills the shared tiers (with ``RemoteRead``)."""
+    miss_policy: MissPolicy = MissPolicy.REMOTE_READ
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    """For the root's source."""
+
+    def __post_init__(self) -> None:
+        """Check each field."""
+        for name in ("name", "root", "cache_bytes_field_key"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                text = f"export {name} is a {type(value).__name__}: want a str"
+                raise TypeError(text)
+            if not value or "\0" in value:
+                text = f"export {name} must be non-empty, without a NUL"
+                raise InvalidRequestError(text)
+        self._check_numbers()
+        try:
+            object.__setattr__(self, "miss_policy", MissPolicy(self.miss_policy))
+        except ValueError:
+            text = f"miss_policy is {self.miss_policy!r}: want {' or '.join(MissPolicy)}"
+            raise InvalidRequestError(text) from None
+        if isinstance(self.readers, str):
+            text = f"readers of export {self.name!r} is one str: want a collection of users"
+            raise TypeError(text)
+        if self.readers is not None and not callable(self.readers):
+            object.__setattr__(self, "readers", frozenset(self.readers))
+        # An address that nothing can be opened by, now rather than at the first read.
+        self.open_origin("x")
+
+    def _check_numbers(self) -> None:
+        for name in ("cache_max_bytes", "metadata_cache_ttl_ms"):
+            value = getattr(self, name)
+            if value is None and name == "cache_max_bytes":
+                continue
+            if type(value) is not int:
+                text = f"{name} is a {type(value).__name__}: want an int"
+                raise TypeError(text)
+            if value < 0:
+                text = f"{name} is {value}: want 0 or more"
+                raise InvalidRequestError(text)
+        backfill: object = self.async_backfill_enabled
+        if type(backfill) is not bool:
+            text = f"async_backfill_enabled is a {type(backfill).__name__}: want a bool"
+            raise TypeError(text)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the root is a folder of this machine's file systems."""
+        return "://" not in self.root or self.root.lower().startswith("file://")
+
+    @property
+    def key_prefix(self) -> str:
+        """The first part of the keys of this export's pieces: two roots never share one by accident."""
+        if self.cache_kv_key_prefix is not None:
+            return self.cache_kv_key_prefix
+        parts = urlsplit(self.root)
+        # A signed query changes while the files stay.
+        place = self.root if self.is_local else f"{parts.scheme}://{parts.netloc}{parts.path}"
+        return f"fluxon_gop:{hashlib.blake2b(place.encode(), digest_size=8).hexdigest()}"
+
+    def open_origin(self, relpath: str) -> RangeSource:
+        """Return the source of a file under the root; ``relpath`` has passed ``check_relpath``. No IO.
+
+        Raises:
+            InvalidRequestError: the root's scheme is not supported.
+        """
+        if self.is_local:
+            root = self.root
+            if "://" in root:
+                parts = urlsplit(root)
+                if parts.netloc not in {"", "localhost"} or not parts.path:
+                    text = f"root of export {self.name!r}: want file:///path, on this machine"
+                    raise InvalidRequestError(text)
+                root = unquote(parts.path)
+            return BeneathSource(os.path.abspath(root), relpath)  # noqa: PTH100 - the root's own links are the owner's
+        parts = urlsplit(self.root)
+        path = f"{parts.path.rstrip('/')}/{quote(relpath)}"
+        return open_source(urlunsplit(parts._replace(path=path)), self.storage_options)
+
+    def check_access(self, identity: Identity | None, relpath: str, users: Users | None) -> None:
+        """Return where this identity may read this file.
+
+        Raises:
+            SourcePermissionError: it may not; the message names export and path, and nothing of the identity.
+        """
+        if self.readers is None:
+            return
+        if callable(self.readers):
+            allowed = bool(self.readers(identity, self.name, relpath))
+        else:
+            known = users is not None and users.knows(identity)
+            allowed = known and identity is not None and identity[0] in self.readers
+        if not allowed:
+            text = f"export {self.name!r}, {relpath!r}: this identity may not read it"
+            raise SourcePermissionError(
+                text, source=f"{self.name}/{relpath}", export_name=self.name, relpath=relpath
+            )

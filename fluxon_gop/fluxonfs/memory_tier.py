@@ -1,0 +1,45 @@
+"""Pieces in this process's memory: the least recently used out first, bounded in bytes."""
+
+from __future__ import annotations
+
+import threading
+
+from cachetools import LRUCache
+
+from fluxon_gop import forks
+from fluxon_gop.fluxonfs.piece_key import PieceKey
+
+
+class MemoryTier:
+    """Pieces by key. Thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Hold none yet; of no piece may be more than ``max_bytes``."""
+        self._pieces: LRUCache[PieceKey, bytes] = LRUCache(max_bytes, getsizeof=len)
+        self._lock = threading.Lock()
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent may hold the lock for ever."""
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return int(self._pieces.currsize)
+
+    def get(self, key: PieceKey) -> bytes | None:
+        """Return a piece, or None where it is not here."""
+        with self._lock:
+            return self._pieces.get(key)
+
+    def put(self, key: PieceKey, data: bytes) -> None:
+        """Keep a piece, where it is not larger than the tier."""
+        with self._lock:
+            if len(data) <= self._pieces.maxsize:
+                self._pieces[key] = data
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        with self._lock:
+            self._pieces.clear()
