@@ -91,6 +91,7 @@ class VideoReader:
         self._video: VideoJobs | None = None
         self._built_here = False
         self._stats = ReadStats()
+        self._counts_now = False
         self._lock = threading.RLock()
         self._closed = False
         forks.watch(self)
@@ -199,7 +200,7 @@ class VideoReader:
         """
         frames = as_frames(indices)
         wanted = Wanted.of(frames)
-        return self._run(lambda stats: self.read_job(wanted, stats)).array()
+        return self._run(lambda stats: self._read_job(wanted, stats, alone=True)).array()
 
     def iter_frames(
         self, start: int = 0, stop: int | None = None, step: int = 1
@@ -226,7 +227,8 @@ class VideoReader:
                         text = f"{self.key}: an iterator of the parent goes on in a forked child; start a new one"
                         raise ForkedProcessError(text, source=self.key)
                     try:
-                        item = next(pictures, None)
+                        with self._counting(stats):
+                            item = next(pictures, None)
                     except (OrderMismatchError, RowMismatchError):
                         # The rest goes the way that single reads go.
                         pictures = self._one_by_one(numbers[done:])
@@ -365,11 +367,16 @@ class VideoReader:
     @contextmanager
     def _counting(self, stats: ReadStats) -> Iterator[None]:
         """Count what the source counts meanwhile, where it counts."""
+        if self._counts_now:
+            yield
+            return
         opened = self._source
         before = _counts(opened)
+        self._counts_now = True
         try:
             yield
         finally:
+            self._counts_now = False
             sources = [opened] if opened is self._source else [opened, self._source]
             for name, value in before.items():
                 after = sum(_counts(source)[name] for source in sources)
@@ -387,7 +394,8 @@ class VideoReader:
             self._check_open()
             stats = ReadStats()
             try:
-                return run_one(make_job(stats), stats)
+                with self._counting(stats):
+                    return run_one(make_job(stats), stats)
             finally:
                 self._stats.add(stats)
 

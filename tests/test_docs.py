@@ -53,7 +53,7 @@ def test_a_table_is_read_with_pandas_and_no_code_of_ours(tmp_path):
     with pa.memory_map(str(tmp_path / "t.arrow")) as file:
         row = pa.ipc.open_file(file).read_all().to_pandas().iloc[0]
     count = int(row.sample_count)
-    spread = lambda values, n: np.repeat(values, n) if len(values) == 1 else np.asarray(values)  # noqa: E731
+    spread = lambda values, n: np.repeat(values, n) if len(values) == 1 else np.asarray(values)
     size, gap = spread(row.sample_size, count), spread(row.sample_gap, count - 1)
     offset = row.first_offset + np.concatenate([[0], np.cumsum(size[:-1] + gap)])
     duration = spread(row.sample_duration, count).astype(np.int64)

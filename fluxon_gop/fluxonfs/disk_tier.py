@@ -11,6 +11,7 @@ altered by another hand ends the process.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -82,27 +83,21 @@ class DiskTier:
             return None
         path = self._path(key)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            data, used = _read(path, HEAD_BYTES + key.nbytes + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError:
-            self._failed()
+        except OSError as error:
+            if error.errno in {errno.ELOOP, errno.EISDIR}:
+                # A link or a folder in a piece's place is no fault of the disk.
+                self._refused(path)
+            else:
+                self._failed()
             return None
-        try:
-            data = _read(descriptor, HEAD_BYTES + key.nbytes + 1)
-            status = os.fstat(descriptor)
-        except OSError:
-            self._failed()
-            return None
-        finally:
-            os.close(descriptor)
         view = memoryview(data)
         if len(data) != HEAD_BYTES + key.nbytes or view[:HEAD_BYTES] != _head(key, view[HEAD_BYTES:]):
-            self._count("disk_corrupt")
-            with suppress(OSError):
-                path.unlink()
+            self._refused(path)
             return None
-        if time.time() - status.st_mtime > _TOUCH_SECONDS:
+        if time.time() - used > _TOUCH_SECONDS:
             with suppress(OSError):
                 os.utime(path)
         return data[HEAD_BYTES:]
@@ -245,6 +240,12 @@ class DiskTier:
         self._count("disk_bypassed")
         return True
 
+    def _refused(self, path: Path) -> None:
+        """Count what stands in a piece's place and is none, and delete it."""
+        self._count("disk_corrupt")
+        with suppress(OSError):
+            path.unlink()
+
     def _failed(self) -> None:
         self._count("disk_errors")
         self._resting_until = time.monotonic() + self._retry_seconds
@@ -264,15 +265,19 @@ def _head(key: PieceKey, data: bytes | memoryview) -> bytes:
     return MAGIC + digest.digest()
 
 
-def _read(descriptor: int, most: int) -> bytes:
-    """Read up to ``most`` bytes, so that a file of another size shows."""
-    data = os.read(descriptor, most)
-    while data and len(data) < most:
-        more = os.read(descriptor, most - len(data))
-        if not more:
-            break
-        data += more
-    return data
+def _read(path: Path, most: int) -> tuple[bytes, float]:
+    """Return up to ``most`` bytes of a file, so that one of another size shows, and its last use."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        data = os.read(descriptor, most)
+        while data and len(data) < most:
+            more = os.read(descriptor, most - len(data))
+            if not more:
+                break
+            data += more
+        return data, os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
 
 
 def _usage(used: int) -> bytes:

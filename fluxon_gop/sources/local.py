@@ -128,6 +128,8 @@ def open_regular(path: str, name: str, opener: Callable[[str, int], int] = os.op
     try:
         # A pipe that nobody writes to would block the opening for ever.
         descriptor = opener(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except SourceError:
+        raise
     except (FileNotFoundError, NotADirectoryError) as error:
         text = f"{name}: no such file"
         raise SourceNotFoundError(text, source=name) from error

@@ -166,19 +166,20 @@ class ObjectStoreSource:
             text = f"{self.name}: the source is closed"
             raise ClosedError(text)
         _claim_runtime(self.name)
+        # None of the causes is shown: they tell the address as it was given, with its secrets.
         try:
             return request(_store(self._base, self._options))
-        except store_errors.PreconditionError as error:
+        except store_errors.PreconditionError:
             if self._signature is None:
                 text = f"{self.name}: the server answers 412 to a request without a condition"
                 raise SourceError(text, source=self.name) from None
-            raise changed(self.name, self._signature, Signature(-1, "another (412)")) from error
-        except (store_errors.NotFoundError, FileNotFoundError) as error:
+            raise changed(self.name, self._signature, Signature(-1, "another (412)")) from None
+        except (store_errors.NotFoundError, FileNotFoundError):
             text = f"{self.name}: no such file"
-            raise SourceNotFoundError(text, source=self.name) from error
-        except (store_errors.PermissionDeniedError, store_errors.UnauthenticatedError) as error:
+            raise SourceNotFoundError(text, source=self.name) from None
+        except (store_errors.PermissionDeniedError, store_errors.UnauthenticatedError):
             text = f"{self.name}: the server refuses the read"
-            raise SourcePermissionError(text, source=self.name) from error
+            raise SourcePermissionError(text, source=self.name) from None
         except (store_errors.BaseError, OSError, ValueError, TypeError) as error:
             reason = str(error).split("\n", 1)[0].replace(self._url, self.name)
             if "kind: Timeout" in str(error) or "timed out" in str(error):
