@@ -165,6 +165,10 @@ class VideoReaderPool:
                 reader.use_row()
                 plan = reader.plan(frames) if reader.has_index_or_reason else None
                 note = (plan.reason or "") if plan else f"{reader.why_no_row}: head and movie box first"
+                # What a cache makes of the ranges.
+                forecast = getattr(reader.source, "forecast", None)
+                if plan and forecast:
+                    note = "; ".join(filter(None, (note, forecast(plan.ranges))))
                 videos.append(PlannedVideo(reader.source.name, len(frames), plan, note))
                 waves = waves if plan else 3
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from fluxon_gop.fluxonfs.piece_key import FilePieces
 from fluxon_gop.fluxonfs.relpath import check_relpath
 from fluxon_gop.fluxonfs.users import Identity
 from fluxon_gop.model import Signature
+from fluxon_gop.ranges import ByteRange
 from fluxon_gop.sources.range_source import Buffer, GroupRead, RangeSource, changed, check_range
 
 AVSEEK_SIZE = 0x10000
@@ -260,6 +262,14 @@ class FluxonFsVideoByteSource:
             read_at_returned_bytes=len(answer),
         )
         return answer
+
+    def forecast(self, ranges: Sequence[ByteRange]) -> str:
+        """Tell, in words, what planned reads of these bytes will cost, as far as the version is known. No IO."""
+        signature = self._signature or self._pinned
+        if signature is None:
+            return ""
+        pieces = self._pieces or self._file_system.pieces_of(self._export, self._relpath, signature)
+        return "past the tiers" if pieces is None else self.group.forecast(pieces, ranges)
 
     def read_origin(self, start: int, stop: int) -> Buffer:
         """Return bytes ``[start, stop)`` from the origin. One request; counted."""

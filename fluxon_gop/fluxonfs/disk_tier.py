@@ -77,6 +77,10 @@ class DiskTier:
         with self._lock:
             return dict(self._counts)
 
+    def has(self, key: PieceKey) -> bool:
+        """Return whether there seems to be a piece; whether it is whole shows when it is read."""
+        return self._path(key).exists()
+
     def get(self, key: PieceKey) -> bytes | None:
         """Return a piece, or None where it is not here, whole and unaltered."""
         if self._rests():

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from itertools import pairwise
 from typing import Protocol, cast
 
 from fluxon_gop import forks, threads
@@ -22,6 +21,7 @@ from fluxon_gop.fluxonfs.export import MissPolicy
 from fluxon_gop.fluxonfs.file_lock import FileLock
 from fluxon_gop.fluxonfs.memory_tier import MemoryTier
 from fluxon_gop.fluxonfs.piece_key import FilePieces, PieceKey
+from fluxon_gop.ranges import ByteRange
 from fluxon_gop.sources.range_source import Buffer, GroupRead
 
 MAX_RUN_BYTES = 8 * 1024 * 1024
@@ -139,6 +139,24 @@ class PieceCache:
             else:
                 self._submit(ranges, self._granted, source, ranges)
         return futures
+
+    def forecast(self, pieces: FilePieces, ranges: Iterable[ByteRange]) -> str:
+        """Tell, in words, where the pieces of these bytes are, and what fetching the rest will cost. No read."""
+        indices = sorted({index for one in ranges for index in pieces.indices(one.start, one.stop)})
+        absent, in_memory = [], 0
+        for index in indices:
+            key = pieces.key(index)
+            if self.memory is not None and self.memory.get(key) is not None:
+                in_memory += 1
+            elif self.disk is None or not self.disk.has(key):
+                absent.append(index)
+        runs = split_runs(absent, pieces.piece_bytes)
+        nbytes = sum(pieces.key(index).nbytes for index in absent)
+        on_disk = len(indices) - in_memory - len(absent)
+        return (
+            f"{len(indices)} pieces: {in_memory} in memory, {on_disk} on disk, {len(absent)} to fetch "
+            f"({len(runs)} requests, {nbytes:,} bytes)"
+        )
 
     def close(self) -> None:
         """Refuse further reads, and write what waits to be written."""
@@ -502,14 +520,18 @@ class _Claims:
 
 def _runs(flights: list[_Flight], piece_bytes: int) -> list[list[_Flight]]:
     """Return flights, in order of their pieces, as runs without a gap, none of more than ``MAX_RUN_BYTES``."""
+    by_index = {flight.key.index: flight for flight in flights}
+    return [[by_index[index] for index in run] for run in split_runs(list(by_index), piece_bytes)]
+
+
+def split_runs(indices: Sequence[int], piece_bytes: int) -> list[list[int]]:
+    """Return rising piece numbers as runs without a gap, none of more than ``MAX_RUN_BYTES``."""
     longest = max(MAX_RUN_BYTES // piece_bytes, 1)
-    runs: list[list[_Flight]] = []
-    for before, flight in pairwise([None, *flights]):
-        assert flight is not None
-        fresh = before is None or flight.key.index != before.key.index + 1 or len(runs[-1]) == longest
-        if fresh:
+    runs: list[list[int]] = []
+    for index in indices:
+        if not runs or index != runs[-1][-1] + 1 or len(runs[-1]) == longest:
             runs.append([])
-        runs[-1].append(flight)
+        runs[-1].append(index)
     return runs
 
 

@@ -198,7 +198,7 @@ class FluxonFsVideoReaderPool:
         return [results[n] for n in range(len(wanted))]
 
     def explain(self, requests: Sequence[FluxonFsVideoReadRequest]) -> BatchPlan:
-        """Return the plan of a batch without reading any video: byte ranges, before they are rounded to pieces."""
+        """Return the plan of a batch without reading any video: byte ranges, and how many of their pieces are where."""
         if not isinstance(self._engine, _Planned):
             text = "this agent cannot plan"
             raise TypeError(text)
