@@ -1,4 +1,4 @@
-"""What the documents show works: each Python block and each command is run."""
+"""What the documents show works: each Python block and each command is run, each TOML file is there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.media import RECIPES, make
 
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "evidence" not in p.parts)]
-BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(python|bash|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -27,6 +27,10 @@ def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch):
         make(tmp_path / "videos" / f"{name}.mp4", RECIPES["bframes"])
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(page.read_text())
+    for kind, text in blocks:
+        if kind == "toml":
+            # Its first line is its name.
+            (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for kind, text in blocks:
         for line in text.splitlines() if kind == "bash" else ():

@@ -37,7 +37,7 @@ from fluxon_gop.reference import full_decode
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.range_server import RangeServer
 
-FRAMES, HEIGHT, WIDTH = 48, 96, 128
+FRAMES, HEIGHT, WIDTH = 48, 144, 192
 PIECE = 4096
 STALL_SECONDS = 120.0
 """A process that does not end a batch within this hangs."""
@@ -131,9 +131,12 @@ def work(plan: Plan, number: int) -> None:
 def make_videos(folder: Path, count: int) -> None:
     """Write small videos and the truth about each: FFmpeg's full decode."""
     options = [
-        Recipe(options={"preset": "ultrafast", "g": "12", "bf": "2", "sc_threshold": "0"}),
-        Recipe(options={"preset": "ultrafast", "g": "4"}, container_options={"movflags": "+faststart"}),
-        Recipe(codec="mpeg4", options={"g": "12", "bf": "2"}),
+        Recipe(options={"preset": "ultrafast", "g": "12", "bf": "2", "sc_threshold": "0", "crf": "8"}),
+        Recipe(
+            options={"preset": "ultrafast", "g": "4", "crf": "8"},
+            container_options={"movflags": "+faststart"},
+        ),
+        Recipe(codec="mpeg4", options={"g": "12", "bf": "2", "qscale": "3"}),
     ]
     (folder / "videos").mkdir()
     for n in range(count):
