@@ -219,7 +219,16 @@ def _words(error: BaseException) -> str:
 
 def display_matrix(frame: VideoFrame) -> tuple[int, ...] | None:
     """Return the display matrix that FFmpeg hangs on a picture, None without one."""
-    for side in cast("list[SideData]", list(frame.side_data)):
+    try:
+        sides = cast("list[SideData]", list(frame.side_data))
+    except ValueError:
+        # PyAV 18.1 does not know every kind (MV-HEVC's stereo views), and then shows none: the angle alone is left.
+        turns = {90: (0, -1, 1, 0), -90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), -180: (-1, 0, 0, -1)}
+        if frame.rotation not in turns:
+            return None
+        a, b, c, d = (part << 16 for part in turns[frame.rotation])
+        return (a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    for side in sides:
         if side.type is SideDataType.DISPLAYMATRIX:
             return tuple(int(value) for value in np.frombuffer(bytes(side), dtype="<i4")[:9])
     return None

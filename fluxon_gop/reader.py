@@ -31,7 +31,7 @@ from fluxon_gop.index_job import index_job, look_up
 from fluxon_gop.index_rows import Key
 from fluxon_gop.index_table import Damaged, Hint, IndexTable, Row
 from fluxon_gop.jobs import Job, Wave, run_one
-from fluxon_gop.model import VideoIndex
+from fluxon_gop.model import Signature, VideoIndex
 from fluxon_gop.packets import OrderMismatchError, RowMismatchError
 from fluxon_gop.plan import Path, VideoPlan
 from fluxon_gop.ranges import ByteRange, Int64Array
@@ -142,12 +142,23 @@ class VideoReader:
             path=path,
         )
         try:
-            if reader.use_row() is None:
-                reader._run(reader._index_job)
+            reader.fetch_index()
         except BaseException:
             reader.close()
             raise
         return reader
+
+    def fetch_index(self, *, ask_version: bool = False) -> None:
+        """Have the index at hand; see :meth:`open`. ``ask_version``: have the file's version first, from its source."""
+
+        def version(_: ReadStats) -> Job[Signature]:
+            yield from ()
+            return self._source.signature
+
+        if ask_version:
+            self._run(version)
+        if self.use_row() is None:
+            self._run(self._index_job)
 
     @property
     def index(self) -> VideoIndex | None:

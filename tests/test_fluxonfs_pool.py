@@ -241,6 +241,19 @@ def test_what_a_read_asks_and_gets_is_in_its_books(root):
     assert stats["decode_us"] > 0 < stats["open_us"]
 
 
+def test_what_opening_cost_is_in_the_readers_books(root):
+    """The stat, and head and movie box without a row, with their time: as many requests as the server saw."""
+    with (
+        RangeServer(root, latency_s=0.02) as server,
+        patcher(server.base_url) as one,
+        opened(one) as reader,
+    ):
+        stats = reader.stats()
+        seen = [record.method for record in server.requests]
+    assert (1, seen.count("GET")) == (stats["stat_calls"], stats["remote_read_calls"])
+    assert stats["open_us"] >= 1e6 * 0.02 * len(seen)
+
+
 def test_a_toml_file_describes_a_patcher(root, truth, tmp_path):
     """Exports, cache, users, index and identity come from the file; its paths are relative to its folder."""
     (tmp_path / "videos").symlink_to(root)

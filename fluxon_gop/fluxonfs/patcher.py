@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from typing import Any, Self
 
@@ -186,11 +187,15 @@ class LocalAgent:
         /,
     ) -> PlannedReader:
         """Return a reader, its right to read and its index at hand."""
+        started = time.perf_counter()
         file = FluxonFsFile(self._file_system, export_name, relpath, request_identity)
-        file.open_source().grant()
-        return PlannedReader(
-            VideoReader.open(file, index=self._table, height=height, width=width, num_threads=num_threads)
-        )
+        reader = VideoReader(file, index=self._table, height=height, width=width, num_threads=num_threads)
+        try:
+            reader.fetch_index(ask_version=True)
+        except BaseException:
+            reader.close()
+            raise
+        return PlannedReader(reader, time.perf_counter() - started)
 
     def open_pool(self, max_readers: int, /) -> VideoReaderPool:
         """Return the pool that reads batches."""

@@ -51,9 +51,11 @@ class Agent(Protocol):
 class PlannedReader:
     """What our own agent opens: a :class:`VideoReader` with its counters by FluxonFS's names."""
 
-    def __init__(self, reader: VideoReader) -> None:
-        """Take a reader; closes it."""
+    def __init__(self, reader: VideoReader, open_seconds: float) -> None:
+        """Take a reader, and how long its opening took; closes it."""
         self.reader = reader
+        self._more_us = int(open_seconds * 1e6) - reader.stats().source["open_us"]
+        """Of the opening, beside what its source counted: index rows, head and movie box."""
 
     def read_frames_numpy(self, indices: list[int], /) -> Any:
         """Return the frames."""
@@ -61,7 +63,9 @@ class PlannedReader:
 
     def stats(self) -> dict[str, int]:
         """Return the counters since it was opened."""
-        return reader_stats(self.reader.stats())
+        stats = reader_stats(self.reader.stats())
+        stats["open_us"] += self._more_us
+        return stats
 
     def close(self) -> None:
         """Close the reader and its source."""
