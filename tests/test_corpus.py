@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 
+import av
 import numpy as np
 import pytest
 
 import fluxon_gop as fg
 from fluxon_gop import index_rows
+from fluxon_gop.demuxed import display_matrix
+from tests.conftest import CORPUS
 from tests.corpus import RealFile, real_files, truth
 
 FILES = real_files()
@@ -147,3 +150,14 @@ def test_most_frames_are_read_by_the_packet_path():
     share = frames[True] / sum(frames.values())
     print(f"packet path: {frames[True]} of {sum(frames.values())} frames, {share:.1%}")
     assert share >= 0.8
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("name", ["fate-suite__multiview.mp4", "media__water_180_mvhevc_5frames.mov"])
+def test_a_picture_with_side_data_that_pyav_does_not_know_has_a_display_matrix_all_the_same(name):
+    """PyAV 18.1 raises at MV-HEVC's stereo views; the picture is upright, and read as such."""
+    with av.open(str(CORPUS / "files" / name), metadata_errors="ignore") as container:
+        frame = next(container.decode(container.streams.best("video")))
+    with pytest.raises(ValueError, match="not a valid"):
+        list(frame.side_data)
+    assert display_matrix(frame) is None
