@@ -11,13 +11,13 @@ import zlib
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from fractions import Fraction
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fluxon_gop.errors import FrameIndexError, FrameTimestampError, InvalidRequestError
+from fluxon_gop.lazily import lazily
 from fluxon_gop.ranges import ByteRange, Int64Array
 
 MAX_SAMPLES = 1 << 25
@@ -239,7 +239,7 @@ class VideoIndex:
         """FFmpeg's decoder name of the first sample entry, "" where packets are not cut."""
         return self.entries[0].codec if self.entries else ""
 
-    @cached_property
+    @lazily
     def orientation(self) -> Orientation:
         """The turn that makes the picture upright."""
         return Orientation.from_matrix(self.matrix)
@@ -249,14 +249,14 @@ class VideoIndex:
         swap = apply_rotation and self.orientation.transpose
         return (self.width, self.height) if swap else (self.height, self.width)
 
-    @cached_property
+    @lazily
     def sample_frame(self) -> Int64Array:
         """The frame that each sample shows, -1 for one that is not shown."""
         frames = np.full(self.num_samples, -1, np.int64)
         frames[self.frame_sample] = np.arange(self.num_frames)
         return frames
 
-    @cached_property
+    @lazily
     def starts(self) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
         """Where decoding may start: (samples, sorted; whether leading frames decode from there too).
 
@@ -267,12 +267,12 @@ class VideoIndex:
         samples = np.concatenate(([self.stream.start], self.key_samples[usable]))
         return samples, np.concatenate(([True], clean))
 
-    @cached_property
+    @lazily
     def all_clean(self) -> bool:
         """Whether every start decodes its leading frames too."""
         return bool(self.starts[1].all())
 
-    @cached_property
+    @lazily
     def all_checked(self) -> bool:
         """Whether no key sample's claim is open."""
         return Verdict.UNCHECKED not in self.verdicts
@@ -292,12 +292,12 @@ class VideoIndex:
                 return None
         return int(self.sample_pts[sample]), sample
 
-    @cached_property
+    @lazily
     def frame_pts(self) -> Int64Array:
         """Presentation time of each frame in ticks."""
         return self.sample_pts[self.frame_sample]
 
-    @cached_property
+    @lazily
     def pts_seconds(self) -> npt.NDArray[np.float64]:
         """Presentation time of each frame in seconds of the stream."""
         return self.frame_pts / self.timescale

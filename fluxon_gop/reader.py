@@ -239,6 +239,7 @@ class VideoReader:
                         raise ForkedProcessError(text, source=self.key)
                     try:
                         with self._counting(stats):
+                            self._check_right()
                             item = next(pictures, None)
                     except (OrderMismatchError, RowMismatchError):
                         # The rest goes the way that single reads go.
@@ -344,7 +345,21 @@ class VideoReader:
         with self._counting(stats):
             return (yield from self._read_job(wanted, stats, alone=alone))
 
+    def _check_right(self) -> None:
+        """Have the right to read renewed, where the source is one that has such."""
+        grant = getattr(self._source, "grant", None)
+        if grant is not None:
+            grant()
+
     def _read_job(self, wanted: Wanted, stats: ReadStats, *, alone: bool) -> Job[FrameSet]:
+        before = stats.total_requests
+        pictures = yield from self._pictures_job(wanted, stats, alone=alone)
+        if stats.total_requests == before:
+            # What was asked for was at hand: no read has looked at the right.
+            self._check_right()
+        return pictures
+
+    def _pictures_job(self, wanted: Wanted, stats: ReadStats, *, alone: bool) -> Job[FrameSet]:
         yield from self._index_job(stats)
         if self._built_here:
             return (yield from self._at_hand.read(wanted, stats, alone=alone))
@@ -442,6 +457,7 @@ class VideoReader:
 
     def _count_job(self, stats: ReadStats) -> Job[int]:
         yield from self._index_job(stats)
+        self._check_right()
         return (yield from self._at_hand.count(stats))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from fluxon_gop import forks
@@ -108,7 +109,9 @@ class ReaderCache(Generic[K, R]):
                 closing.append(old)
                 self._counts["evict_count"] += 1
             self._counts["close_count"] += len(closing)
-        _close_all(closing)
+        # How another reader closes is no concern of the one that was given back.
+        with suppress(Exception):
+            _close_all(closing)
 
     def counts(self) -> dict[str, int]:
         """Return readers now, opened, closed, evicted, hits and misses."""

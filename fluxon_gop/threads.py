@@ -30,7 +30,12 @@ def origin_pool() -> ThreadPoolExecutor:
 
     Apart from ``io_pool``, whose threads may wait for these.
     """
-    return _pools.get("fluxon_gop-origin") or _pool("fluxon_gop-origin", MAX_REQUESTS_IN_FLIGHT)
+    return pool("fluxon_gop-origin")
+
+
+def pool(name: str) -> ThreadPoolExecutor:
+    """Return the process's pool of this name, for reads of one kind that wait for no others of their kind."""
+    return _pools.get(name) or _pool(name, MAX_REQUESTS_IN_FLIGHT)
 
 
 def decode_pool() -> ThreadPoolExecutor:

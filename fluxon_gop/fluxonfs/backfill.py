@@ -12,9 +12,21 @@ from fluxon_gop import forks
 
 EXIT_SECONDS = 5.0
 """What waits when the process ends is written for up to this long."""
+_IDLE_SECONDS = 1.0
 
 Job = Callable[[bool], None]
 """Called with True to do the work, with False to let it be."""
+
+
+class _Queue:
+    """What waits, shared by the owner and its thread: the thread works off what is there when the owner is gone."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[tuple[int, Job]] = deque()
+        self.waiting = 0
+        self.dropped = 0
+        self.changed = threading.Condition()
+        self.owned = True
 
 
 class Backfill:
@@ -23,77 +35,77 @@ class Backfill:
     def __init__(self, max_bytes: int) -> None:
         """Start no thread yet. ``max_bytes``: of what waits."""
         self._max_bytes = max_bytes
-        self._jobs: deque[tuple[int, Job]] = deque()
-        self._waiting = 0
+        self._queue = _Queue()
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
-        self.dropped = 0
-        """Jobs that were let be."""
         _all.add(self)
         forks.watch(self)
 
     def after_fork(self) -> None:
         """In a forked child: the jobs are the parent's."""
-        self._changed = threading.Condition()
-        self._jobs, self._waiting, self._thread = deque(), 0, None
+        self._queue, self._thread = _Queue(), None
+
+    @property
+    def dropped(self) -> int:
+        """Jobs that were let be."""
+        return self._queue.dropped
 
     def submit(self, nbytes: int, job: Job) -> None:
         """Have a job done that holds ``nbytes``, or let it be at once where too much waits."""
-        with self._changed:
-            fits = not self._waiting or self._waiting + nbytes <= self._max_bytes
-            if fits and self._max_bytes:
-                self._jobs.append((nbytes, job))
-                self._waiting += nbytes
-                self._start()
-                self._changed.notify_all()
+        queue = self._queue
+        with queue.changed:
+            fits = bool(self._max_bytes) and (
+                not queue.waiting or queue.waiting + nbytes <= self._max_bytes
+            )
+            if fits and self._has_thread():
+                queue.jobs.append((nbytes, job))
+                queue.waiting += nbytes
+                queue.changed.notify_all()
                 return
-            self.dropped += 1
+            queue.dropped += 1
         job(False)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until nothing waits; return whether it came to that within ``timeout`` seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting, timeout)
+        queue = self._queue
+        with queue.changed:
+            return queue.changed.wait_for(lambda: not queue.waiting, timeout)
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=_work, args=(weakref.ref(self),), daemon=True)
-            self._thread.name = "fluxon_gop-backfill"
+    def _has_thread(self) -> bool:
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(
+                target=_work, args=(self._queue,), name="fluxon_gop-backfill", daemon=True
+            )
             try:
-                self._thread.start()
+                thread.start()
             except RuntimeError:
                 # No thread is to be had: the next job tries again.
-                self._thread = None
+                return False
+            self._thread = thread
+        return True
 
-    def take(self, patience: float) -> tuple[int, Job] | None:
-        """Return the next job, or None after ``patience`` seconds without one; for the thread."""
-        with self._changed:
-            if not self._jobs and not self._changed.wait_for(lambda: self._jobs, patience):
-                return None
-            return self._jobs.popleft()
-
-    def done(self, nbytes: int) -> None:
-        """Note that a job has ended; for the thread."""
-        with self._changed:
-            self._waiting -= nbytes
-            self._changed.notify_all()
+    def __del__(self) -> None:
+        """Have the thread end once all is done."""
+        self._queue.owned = False
 
 
-def _work(owner: weakref.ref[Backfill]) -> None:
-    """Work off the jobs as long as their owner lives."""
+def _work(queue: _Queue) -> None:
+    """Work off the jobs; end when there are none and nobody can bring more."""
     while True:
-        backfill = owner()
-        if backfill is None:
-            return
-        taken = backfill.take(1.0)
-        if taken is not None:
-            nbytes, job = taken
-            try:
-                job(True)
-            finally:
-                backfill.done(nbytes)
+        with queue.changed:
+            while not queue.jobs:
+                if not queue.owned:
+                    return
+                queue.changed.wait(_IDLE_SECONDS)
+            nbytes, job = queue.jobs.popleft()
+        try:
+            job(True)
+        except BaseException:  # noqa: BLE001 - what a tier refuses is no reader's concern, and others' jobs go on
+            queue.dropped += 1
+        finally:
             del job
-        del backfill, taken
+            with queue.changed:
+                queue.waiting -= nbytes
+                queue.changed.notify_all()
 
 
 _all: weakref.WeakSet[Backfill] = weakref.WeakSet()

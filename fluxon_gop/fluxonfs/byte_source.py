@@ -6,16 +6,21 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from cachetools import LRUCache
 
 from fluxon_gop import forks
-from fluxon_gop.errors import ClosedError, InvalidRequestError, ShortReadError, SourceChangedError
+from fluxon_gop.errors import (
+    ClosedError,
+    InvalidRequestError,
+    ShortReadError,
+    SourceChangedError,
+    SourceError,
+)
 from fluxon_gop.fluxonfs.export import MissPolicy
-from fluxon_gop.fluxonfs.file_system import FileSystem
+from fluxon_gop.fluxonfs.file_system import FileSystem, in_export
 from fluxon_gop.fluxonfs.piece_cache import PieceCache
 from fluxon_gop.fluxonfs.piece_key import FilePieces
 from fluxon_gop.fluxonfs.relpath import check_relpath
@@ -72,18 +77,22 @@ class FluxonFsVideoByteSource:
         self._position = 0
         self._closed = False
         self._counts = dict.fromkeys(COUNTERS, 0)
-        self._pages: LRUCache[int, bytes | memoryview] = LRUCache(file_system.cache.page_cache_pages)
+        self._pages: LRUCache[int, bytes | memoryview] = self._no_pages()
         self._pieces: FilePieces | None = None
         self._new_locks()
         forks.watch(self)
+
+    def _no_pages(self) -> LRUCache[int, bytes | memoryview]:
+        return LRUCache(self._file_system.cache.page_cache_pages)
 
     def _new_locks(self) -> None:
         self._lock = threading.Lock()
         self._granting = threading.Lock()
 
     def after_fork(self) -> None:
-        """In a forked child: other threads of the parent may hold the locks for ever."""
+        """In a forked child: other threads of the parent may hold the locks for ever; no page is here."""
         self._new_locks()
+        self._pages = self._no_pages()
 
     @property
     def name(self) -> str:
@@ -129,11 +138,6 @@ class FluxonFsVideoByteSource:
         return self._export.async_backfill_enabled
 
     @property
-    def is_local(self) -> bool:
-        """Whether a stat costs no request."""
-        return self._export.is_local
-
-    @property
     def is_granted(self) -> bool:
         """Whether the right to read holds for now."""
         return time.monotonic() < self._granted_until
@@ -160,7 +164,9 @@ class FluxonFsVideoByteSource:
             if self._signature is None:
                 self._signature = fresh.signature
                 self._pieces = self._file_system.pieces_of(self._export, self._relpath, fresh.signature)
-            self._granted_until = fresh.until
+            with self._lock:
+                self._check_open()
+                self._granted_until = fresh.until
             self.count(open_us=int((time.perf_counter() - started) * 1e6), stat_calls=int(asked))
 
     def pin(self, signature: Signature) -> None:
@@ -202,14 +208,16 @@ class FluxonFsVideoByteSource:
         return bytes(self._read_pages(offset, stop, asked=length)) if offset < stop else b""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move the position and return it; ``AVSEEK_SIZE`` returns the size and moves nothing. No IO.
+        """Move the position and return it; ``AVSEEK_SIZE`` returns the size and moves nothing.
 
         Raises:
             InvalidRequestError: before the start, or an unknown ``whence``.
         """
         if whence == AVSEEK_SIZE:
             return self.size
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}.get(whence)
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence)
+        if whence == os.SEEK_END:
+            base = self.size
         if base is None or base + offset < 0:
             text = f"{self.name}: seek({offset}, {whence}): no such place"
             raise InvalidRequestError(text)
@@ -235,20 +243,18 @@ class FluxonFsVideoByteSource:
                 if page is not None:
                     pages[index] = page
         self.count(page_cache_hits=len(pages), page_cache_misses=len(indices) - len(pages))
-        fetches: list[tuple[int, int, Future[Buffer]]] = []
-        for first, last in _gaps(indices, pages):
-            begin, end = first * size, min(last * size + size, self.size)
-            (future,) = self.group.fetch([GroupRead(self, begin, end)])
-            fetches.append((first, begin, future))
-        for first, begin, future in fetches:
+        gaps = _gaps(indices, pages)
+        reads = [GroupRead(self, first * size, min(last * size + size, self.size)) for first, last in gaps]
+        fetches = self.group.fetch(reads) if reads else []
+        for (first, _), future in zip(gaps, fetches, strict=True):
             data = memoryview(future.result())
-            del begin
             for n in range(-(-len(data) // size)):
                 # A copy: a view would hold on to the whole run.
                 page = bytes(data[n * size : n * size + size])
                 pages[first + n] = page
-                with self._lock:
-                    self._pages[first + n] = page
+                if self._pages.maxsize:
+                    with self._lock:
+                        self._pages[first + n] = page
         view = (
             memoryview(b"".join(pages[index] for index in indices))
             if len(indices) > 1
@@ -281,9 +287,10 @@ class FluxonFsVideoByteSource:
         try:
             origin.pin(self.signature)
             data = origin.read(start, stop)
-        except SourceChangedError:
-            self._file_system.forget(self._export.name, self._relpath)
-            raise
+        except SourceError as error:
+            if isinstance(error, SourceChangedError):
+                self._file_system.forget(self._export.name, self._relpath)
+            raise in_export(error, self._export.name, self._relpath) from error
         self.count(remote_read_calls=1, remote_read_bytes=len(data))
         return data
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from fluxon_gop.errors import InvalidRequestError
 
+MAX_FRAMES = 1 << 24
+"""Of one request."""
+
 
 def non_empty(name: str, value: Any) -> str:
     """Return a str that is not empty; raises TypeError or InvalidRequestError (a ValueError)."""
@@ -38,6 +41,9 @@ def frame_numbers(indices: Any) -> tuple[int, ...]:
     if isinstance(indices, str | bytes) or not isinstance(indices, Sequence):
         text = f"indices must be a sequence of int values, got {type(indices).__name__}"
         raise TypeError(text)
+    if len_of(indices) > MAX_FRAMES:
+        text = "indices names more frames than a video has"
+        raise InvalidRequestError(text)
     for value in indices:
         if type(value) is not int:
             text = f"indices must hold int values, got {type(value).__name__}"
@@ -46,3 +52,10 @@ def frame_numbers(indices: Any) -> tuple[int, ...]:
             text = f"indices must be non-negative, got {value}"
             raise InvalidRequestError(text)
     return tuple(indices)
+
+
+def len_of(indices: Sequence[Any]) -> int:
+    """Return the length, also of a range beyond what ``len`` can tell."""
+    if isinstance(indices, range):
+        return max(0, -(-(indices.stop - indices.start) // indices.step))
+    return len(indices)

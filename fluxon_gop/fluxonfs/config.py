@@ -22,7 +22,7 @@ class FluxonFsConfig:
     exports: tuple[FluxonFsExport, ...]
     cache: FluxonFsCache
     users: Users | None = None
-    index: str | None = None
+    index: str | None = field(default=None, repr=False)
     request_identity: Identity | None = field(default=None, repr=False)
 
 
@@ -38,7 +38,7 @@ def read_config(path: str | os.PathLike[str]) -> FluxonFsConfig:
     file = Path(path)
     try:
         given = tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         # A TOML error quotes the line, and a line may hold a password.
         reason = error.strerror if isinstance(error, OSError) else "it is no TOML file"
         text = f"{file}: cannot be read: {reason}"

@@ -14,26 +14,30 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
+import stat
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from fluxon_gop import forks
 from fluxon_gop.errors import InvalidRequestError, SourcePermissionError
 from fluxon_gop.fluxonfs.file_lock import FileLock
+from fluxon_gop.fluxonfs.piece_folder import PieceFolder
 from fluxon_gop.fluxonfs.piece_key import PieceKey
 
 MAGIC = b"fgop-piece-1\n"
 HEAD_BYTES = len(MAGIC) + 32
-_TOUCH_SECONDS = 60
+_TOUCH_SECONDS = 1.0
 """A piece that is used is marked as used at most this often."""
 _ABANDONED_SECONDS = 60
 """Age at which a file that is still being written belongs to a process that was killed."""
 _SUFFIX, _PART = ".piece", ".part"
 _KEEP = 0.9
 """Share of the bound that stays when room is made."""
+_USAGE_SECONDS = 1.0
+"""For how long the book of bytes in use is waited for: its holder may have been stopped."""
 
 
 class DiskTier:
@@ -47,30 +51,34 @@ class DiskTier:
         Args:
             folder: on a disk of this node.
             max_bytes: of all pieces, heads included, of all processes together.
-            retry_seconds: for how long a disk that failed is left alone.
+            retry_seconds: for how long a disk that failed is left alone, for reads and for writes apart.
 
         Raises:
             SourcePermissionError: others may write into the folder, or it is another user's.
         """
-        self._folder = Path(os.path.abspath(folder))  # noqa: PTH100 - resolve() would follow links
+        self._folder = PieceFolder(folder)
         self._max_bytes = max_bytes
         self._retry_seconds = retry_seconds
-        self._resting_until = 0.0
+        self._resting_until = {"get": 0.0, "put": 0.0}
+        self._claims: FileLock | None = None
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(("disk_errors", "disk_bypassed", "disk_corrupt", "disk_evicted"), 0)
-        with suppress(OSError):
-            self._make_folder()
-        self._check_trust()
+        try:
+            self._folder.open()
+        except NotADirectoryError:
+            text = f"{self._folder.path}: is a file, want a folder for cached pieces"
+            raise InvalidRequestError(text) from None
+        except SourcePermissionError:
+            raise
+        except OSError:
+            # A disk that is not there yet.
+            self._failed("put")
         forks.watch(self)
 
     def after_fork(self) -> None:
-        """In a forked child: another thread of the parent may hold the lock for ever."""
+        """In a forked child: another thread of the parent may hold the lock for ever; the claims are the parent's."""
         self._lock = threading.Lock()
-
-    @property
-    def folder(self) -> Path:
-        """Where the pieces lie."""
-        return self._folder
+        self._claims = None
 
     def counts(self) -> dict[str, int]:
         """Return errors, calls that bypassed a failed disk, corrupt pieces found, pieces evicted."""
@@ -79,180 +87,193 @@ class DiskTier:
 
     def has(self, key: PieceKey) -> bool:
         """Return whether there seems to be a piece; whether it is whole shows when it is read."""
-        return self._path(key).exists()
+        try:
+            os.stat(_place(key), dir_fd=self._folder.open(), follow_symlinks=False)
+        except OSError:
+            return False
+        return True
 
     def get(self, key: PieceKey) -> bytes | None:
         """Return a piece, or None where it is not here, whole and unaltered."""
-        if self._rests():
+        if self._rests("get"):
             return None
-        path = self._path(key)
+        place = _place(key)
         try:
-            data, used = _read(path, HEAD_BYTES + key.nbytes + 1)
+            folder = self._folder.open()
+        except OSError:
+            self._failed("get")
+            return None
+        try:
+            data, used = _read(place, folder, HEAD_BYTES + key.nbytes + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             if error.errno in {errno.ELOOP, errno.EISDIR}:
                 # A link or a folder in a piece's place is no fault of the disk.
-                self._refused(path)
+                self._refused(place, folder)
             else:
-                self._failed()
+                self._failed("get")
             return None
         view = memoryview(data)
         if len(data) != HEAD_BYTES + key.nbytes or view[:HEAD_BYTES] != _head(key, view[HEAD_BYTES:]):
-            self._refused(path)
+            self._refused(place, folder)
             return None
-        if time.time() - used > _TOUCH_SECONDS:
+        if abs(time.time() - used) > _TOUCH_SECONDS:
             with suppress(OSError):
-                os.utime(path)
+                os.utime(place, dir_fd=folder)
         return data[HEAD_BYTES:]
 
     def put(self, key: PieceKey, data: bytes | memoryview) -> bool:
         """Keep a piece, others going where there is no room; return whether it is kept."""
-        size = HEAD_BYTES + len(data)
-        if size > self._max_bytes or self._rests():
+        if HEAD_BYTES + len(data) > self._max_bytes or self._rests("put"):
             return False
-        path = self._path(key)
         try:
-            if path.exists():
-                return True
             try:
-                self._reserve(size)
-                self._write(path, key, data)
+                return self._put(key, data)
             except FileNotFoundError:
                 # The folder was deleted meanwhile.
-                self._make_folder(path.parent)
-                self._reserve(size)
-                self._write(path, key, data)
+                self._folder.reopen()
+                return self._put(key, data)
         except OSError:
-            self._failed()
+            self._failed("put")
             return False
-        return True
 
-    def claims(self) -> FileLock | None:
-        """Return what claims for this process the fetching of pieces: one fetches, the node's others wait.
+    def claim(self, key: PieceKey) -> bool:
+        """Claim the fetching of a piece for this process: one fetches, the node's others wait.
 
-        ``try_lock(key.number)`` each piece, and ``close`` when they are here. None where the disk gives no
-        locks; then nobody is held back.
+        True also where the disk gives no locks: then nobody is held back.
         """
-        if self._rests():
-            return None
+        if self._rests("put"):
+            return True
         try:
-            try:
-                return FileLock(self._folder / "claims")
-            except FileNotFoundError:
-                self._make_folder()
-                return FileLock(self._folder / "claims")
+            with self._lock:
+                if self._claims is None or not self._claims.is_named:
+                    # The old one, should there be one, keeps what it holds until that is let go of.
+                    try:
+                        self._claims = FileLock("claims", folder=self._folder.open())
+                    except FileNotFoundError:
+                        self._claims = FileLock("claims", folder=self._folder.reopen())
+                return self._claims.try_lock(key.number)
         except OSError:
-            self._failed()
-            return None
+            self._failed("put")
+            return True
 
-    # ------------------------------------------------------------- the folder
+    def unclaim(self, key: PieceKey) -> None:
+        """Let others fetch a piece."""
+        with self._lock:
+            if self._claims is not None:
+                self._claims.unlock(key.number)
 
-    def _make_folder(self, below: Path | None = None) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if below is not None:
-            below.mkdir(mode=0o700, exist_ok=True)
+    # ------------------------------------------------------------- writing
 
-    def _check_trust(self) -> None:
+    def _put(self, key: PieceKey, data: bytes | memoryview) -> bool:
+        """Write a piece under another name, its bytes reserved, and give it its name."""
+        folder, place = self._folder.open(), _place(key)
+        with suppress(FileExistsError):
+            os.mkdir(place[:2], 0o700, dir_fd=folder)
+        if stat.S_ISREG(_mode(place, folder)):
+            return True
+        part = f"{place}.{os.getpid()}.{threading.get_ident()}{_PART}"
+        size = HEAD_BYTES + len(data)
+        descriptor = -1
         try:
-            status = self._folder.stat()
-        except OSError:
-            # A disk that is not there yet.
-            return
-        if not self._folder.is_dir():
-            text = f"{self._folder}: is a file, want a folder for cached pieces"
-            raise InvalidRequestError(text)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            text = f"{self._folder}: others may write into this folder of cached pieces; make it yours (chmod 700)"
-            raise SourcePermissionError(text, source=str(self._folder))
-
-    def _path(self, key: PieceKey) -> Path:
-        name = key.digest.hex()
-        return self._folder / name[:2] / f"{name[2:]}{_SUFFIX}"
-
-    def _write(self, path: Path, key: PieceKey, data: bytes | memoryview) -> None:
-        part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}{_PART}")
-        descriptor = os.open(
-            part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
-        try:
-            try:
-                for piece in (_head(key, data), data):
-                    view = memoryview(piece)
-                    while view:
-                        view = view[os.write(descriptor, view) :]
-            finally:
-                os.close(descriptor)
-            part.rename(path)
+            with FileLock("usage", folder=folder) as usage:
+                if not usage.lock(0, _USAGE_SECONDS):
+                    return False
+                used = _parsed(usage.read(64))
+                if used is None or used + size > self._max_bytes:
+                    used = self._make_room(size, folder)
+                if used + size > self._max_bytes:
+                    usage.write(_usage(used))
+                    return False
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+                descriptor = os.open(part, flags, 0o600, dir_fd=folder)
+                # Whoever looks through the folder meanwhile sees the whole of it.
+                os.ftruncate(descriptor, size)
+                usage.write(_usage(used + size))
+            for piece in (_head(key, data), data):
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+            with FileLock("usage", folder=folder) as usage:
+                # Nobody counts while a name changes.
+                usage.lock(0, _USAGE_SECONDS)
+                os.rename(part, place, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with suppress(OSError):
-                part.unlink()
+                os.unlink(part, dir_fd=folder)
             raise
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        return True
 
-    # ------------------------------------------------------------- the bound
-
-    def _reserve(self, size: int) -> None:
-        """Add ``size`` to the bytes in use of all processes; where they exceed the bound, make room first."""
-        with FileLock(self._folder / "usage") as usage:
-            usage.lock(0)
-            used = _parsed(usage.read(64))
-            if used is None or used + size > self._max_bytes:
-                used = self._make_room(size)
-            usage.write(_usage(used + size))
-
-    def _make_room(self, size: int) -> int:
-        """Delete the pieces that were not used for longest until ``size`` fits; return the bytes left."""
-        found = sorted(self._scan())
+    def _make_room(self, size: int, folder: int) -> int:
+        """Delete the pieces that were not used for longest until ``size`` fits; return the bytes in use."""
+        found = sorted(self._scan(folder))
         used = sum(nbytes for _, nbytes, _ in found)
         if used + size <= self._max_bytes:
             return used
         evicted = 0
-        for _, nbytes, path in found:
+        for _, nbytes, place in found:
             if used + size <= self._max_bytes * _KEEP:
                 break
-            if path.suffix == _SUFFIX:
+            if place.endswith(_SUFFIX):
                 with suppress(FileNotFoundError):
-                    path.unlink()
+                    os.unlink(place, dir_fd=folder)
                     evicted += 1
                 used -= nbytes
         self._count("disk_evicted", evicted)
         return used
 
-    def _scan(self) -> Iterable[tuple[float, int, Path]]:
-        """Yield last use, bytes and path of all pieces; delete what a killed process left half-written."""
+    @staticmethod
+    def _scan(folder: int) -> Iterator[tuple[float, int, str]]:
+        """Yield last use, bytes and place of all pieces; delete what a killed process left half-written."""
         now = time.time()
-        for folder in self._folder.iterdir():
-            if not folder.is_dir() or folder.is_symlink():
+        for name in os.listdir(folder):
+            if len(name) != 2:
                 continue
-            with suppress(FileNotFoundError), os.scandir(folder) as entries:
-                for entry in entries:
+            try:
+                below = os.open(
+                    name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder
+                )
+            except OSError:
+                continue
+            try:
+                for file in os.listdir(below):
+                    if not file.endswith((_SUFFIX, _PART)):
+                        continue
                     with suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        written = entry.name.endswith(_SUFFIX)
-                        if not written and not entry.name.endswith(_PART):
+                        status = os.stat(file, dir_fd=below, follow_symlinks=False)
+                        if not stat.S_ISREG(status.st_mode):
                             continue
-                        if not written and now - status.st_mtime > _ABANDONED_SECONDS:
-                            Path(entry.path).unlink()
+                        if file.endswith(_PART) and now - status.st_mtime > _ABANDONED_SECONDS:
+                            os.unlink(file, dir_fd=below)
                             continue
-                        yield status.st_mtime, status.st_size, Path(entry.path)
+                        yield status.st_mtime, status.st_size, f"{name}/{file}"
+            finally:
+                os.close(below)
 
-    # ------------------------------------------------------------- a failed disk
+    # ------------------------------------------------------------- what goes wrong
 
-    def _rests(self) -> bool:
-        if time.monotonic() >= self._resting_until:
+    def _rests(self, what: str) -> bool:
+        if time.monotonic() >= self._resting_until[what]:
             return False
         self._count("disk_bypassed")
         return True
 
-    def _refused(self, path: Path) -> None:
+    def _refused(self, place: str, folder: int) -> None:
         """Count what stands in a piece's place and is none, and delete it."""
         self._count("disk_corrupt")
-        with suppress(OSError):
-            path.unlink()
+        try:
+            os.unlink(place, dir_fd=folder)
+        except OSError:
+            # A folder; ours is the only hand that may have made it.
+            shutil.rmtree(place, ignore_errors=True, dir_fd=folder)
 
-    def _failed(self) -> None:
+    def _failed(self, what: str) -> None:
         self._count("disk_errors")
-        self._resting_until = time.monotonic() + self._retry_seconds
+        self._resting_until[what] = time.monotonic() + self._retry_seconds
 
     def _count(self, name: str, n: int = 1) -> None:
         with self._lock:
@@ -260,7 +281,19 @@ class DiskTier:
 
     def __repr__(self) -> str:
         """Show folder and bound."""
-        return f"DiskTier({str(self._folder)!r}, {self._max_bytes} bytes)"
+        return f"DiskTier({self._folder.path!r}, {self._max_bytes} bytes)"
+
+
+def _place(key: PieceKey) -> str:
+    name = key.digest.hex()
+    return f"{name[:2]}/{name[2:]}{_SUFFIX}"
+
+
+def _mode(place: str, folder: int) -> int:
+    try:
+        return os.stat(place, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return 0
 
 
 def _head(key: PieceKey, data: bytes | memoryview) -> bytes:
@@ -269,9 +302,9 @@ def _head(key: PieceKey, data: bytes | memoryview) -> bytes:
     return MAGIC + digest.digest()
 
 
-def _read(path: Path, most: int) -> tuple[bytes, float]:
+def _read(place: str, folder: int, most: int) -> tuple[bytes, float]:
     """Return up to ``most`` bytes of a file, so that one of another size shows, and its last use."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
         data = os.read(descriptor, most)
         while data and len(data) < most:

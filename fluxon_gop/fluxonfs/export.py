@@ -15,6 +15,8 @@ from fluxon_gop.fluxonfs.beneath import BeneathSource
 from fluxon_gop.fluxonfs.users import Identity, Users
 from fluxon_gop.sources import RangeSource, open_source
 
+MAX_NUMBER = 1 << 50
+
 Authorizer = Callable[[Identity | None, str, str], bool]
 """Says whether this identity may read this relpath of the export of this name."""
 
@@ -35,8 +37,9 @@ class FluxonFsExport:
     name: str
     root: str = field(repr=False)
     """A local folder, or the address of a remote one (``https://...``); a query string is kept, and never shown."""
-    readers: Collection[str] | Authorizer | None = None
-    """Users who may read, or a callable that decides; None lets anyone read, without an identity too."""
+    readers: Collection[str] | Authorizer | None = field(default=None, repr=False)
+    """Users who may read, or a callable that decides: its True, and nothing else, allows. None lets anyone read,
+    without an identity too."""
     cache_kv_key_prefix: str | None = None
     """First part of the keys of pieces in the tiers; None for one made of the root."""
     cache_bytes_field_key: str = "bytes"
@@ -72,6 +75,8 @@ class FluxonFsExport:
             raise TypeError(text)
         if self.readers is not None and not callable(self.readers):
             object.__setattr__(self, "readers", frozenset(self.readers))
+        if self.is_local:
+            object.__setattr__(self, "root", self._folder())
         # An address that nothing can be opened by, now rather than at the first read.
         self.open_origin("x")
 
@@ -83,13 +88,24 @@ class FluxonFsExport:
             if type(value) is not int:
                 text = f"{name} is a {type(value).__name__}: want an int"
                 raise TypeError(text)
-            if value < 0:
-                text = f"{name} is {value}: want 0 or more"
+            if not 0 <= value <= MAX_NUMBER:
+                text = f"{name} is {value if abs(value) <= MAX_NUMBER else 'huge'}: want 0 or more, up to {MAX_NUMBER}"
                 raise InvalidRequestError(text)
         backfill: object = self.async_backfill_enabled
         if type(backfill) is not bool:
             text = f"async_backfill_enabled is a {type(backfill).__name__}: want a bool"
             raise TypeError(text)
+
+    def _folder(self) -> str:
+        """Return the absolute path of a local root, as it is now: a later change of folder does not move it."""
+        root = self.root
+        if "://" in root:
+            parts = urlsplit(root)
+            if parts.netloc not in {"", "localhost"} or not parts.path:
+                text = f"root of export {self.name!r}: want file:///path, on this machine"
+                raise InvalidRequestError(text)
+            root = unquote(parts.path)
+        return os.path.abspath(root)  # noqa: PTH100 - the root's own links are the owner's
 
     @property
     def is_local(self) -> bool:
@@ -102,7 +118,7 @@ class FluxonFsExport:
         if self.cache_kv_key_prefix is not None:
             return self.cache_kv_key_prefix
         parts = urlsplit(self.root)
-        # A signed query changes while the files stay.
+        # A signed query changes while the files stay; where a query names the files, give a prefix.
         place = self.root if self.is_local else f"{parts.scheme}://{parts.netloc}{parts.path}"
         return f"fluxon_gop:{hashlib.blake2b(place.encode(), digest_size=8).hexdigest()}"
 
@@ -113,14 +129,7 @@ class FluxonFsExport:
             InvalidRequestError: the root's scheme is not supported.
         """
         if self.is_local:
-            root = self.root
-            if "://" in root:
-                parts = urlsplit(root)
-                if parts.netloc not in {"", "localhost"} or not parts.path:
-                    text = f"root of export {self.name!r}: want file:///path, on this machine"
-                    raise InvalidRequestError(text)
-                root = unquote(parts.path)
-            return BeneathSource(os.path.abspath(root), relpath)  # noqa: PTH100 - the root's own links are the owner's
+            return BeneathSource(self.root, relpath)
         parts = urlsplit(self.root)
         path = f"{parts.path.rstrip('/')}/{quote(relpath)}"
         return open_source(urlunsplit(parts._replace(path=path)), self.storage_options)
@@ -133,13 +142,25 @@ class FluxonFsExport:
         """
         if self.readers is None:
             return
+        known = identity is not None and users is not None and users.knows(identity)
         if callable(self.readers):
-            allowed = bool(self.readers(identity, self.name, relpath))
+            # Without a book of users the callable has to look at the password itself.
+            answer: object = (known or users is None or identity is None) and self._ask(identity, relpath)
+            allowed = answer is True
         else:
-            known = users is not None and users.knows(identity)
             allowed = known and identity is not None and identity[0] in self.readers
         if not allowed:
-            text = f"export {self.name!r}, {relpath!r}: this identity may not read it"
-            raise SourcePermissionError(
-                text, source=f"{self.name}/{relpath}", export_name=self.name, relpath=relpath
-            )
+            raise self._refusal(relpath, "this identity may not read it")
+
+    def _ask(self, identity: Identity | None, relpath: str) -> object:
+        assert callable(self.readers)
+        try:
+            return self.readers(identity, self.name, relpath)
+        except Exception as error:  # noqa: BLE001 - it may hold anything, the identity too
+            raise self._refusal(relpath, f"its rights cannot be told ({type(error).__name__})") from None
+
+    def _refusal(self, relpath: str, why: str) -> SourcePermissionError:
+        text = f"export {self.name!r}, {relpath!r}: {why}"
+        return SourcePermissionError(
+            text, source=f"{self.name}/{relpath}", export_name=self.name, relpath=relpath
+        )

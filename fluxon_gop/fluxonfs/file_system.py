@@ -51,11 +51,16 @@ class FluxonFsCache:
         if not MIN_PIECE_BYTES <= self.piece_bytes <= MAX_PIECE_BYTES:
             text = f"piece_bytes is {self.piece_bytes}: want {MIN_PIECE_BYTES} to {MAX_PIECE_BYTES}"
             raise InvalidRequestError(text)
-        if isinstance(self.disk_retry_seconds, bool) or not isinstance(
-            self.disk_retry_seconds, int | float
-        ):
-            text = f"disk_retry_seconds is a {type(self.disk_retry_seconds).__name__}: want a number"
+        seconds = self.disk_retry_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            text = f"disk_retry_seconds is a {type(seconds).__name__}: want a number"
             raise TypeError(text)
+        if not 0 <= seconds < 1e9:
+            text = f"disk_retry_seconds is {seconds}: want 0 or more seconds"
+            raise InvalidRequestError(text)
+        if isinstance(self.disk_path, str) and (not self.disk_path or "\0" in self.disk_path):
+            text = "disk_path must be non-empty, without a NUL"
+            raise InvalidRequestError(text)
 
 
 class FileSystem:
@@ -135,9 +140,7 @@ class FileSystem:
             except SourceNotFoundError:
                 raise
             except SourceError as error:
-                text = f"export {export_name!r}, {relpath!r}: {error.message}"
-                numbers = {**error.numbers, "export_name": export_name, "relpath": relpath}
-                raise type(error)(text, **numbers) from error
+                raise in_export(error, export_name, relpath) from error
             finally:
                 origin.close()
 
@@ -169,9 +172,9 @@ class FileSystem:
             return (export_name, relpath)
         return self._row_key(export_name, relpath, self.export(export_name).open_origin(relpath).name)
 
-    def close(self) -> None:
-        """Refuse further reads, and write what waits to be written."""
-        self.pieces.close()
+    def close(self) -> bool:
+        """Refuse further reads, and write what waits to be written; return whether all was, within ten seconds."""
+        return self.pieces.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the configuration; a copy shares the disk tier, and has a memory tier of its own."""
@@ -180,3 +183,9 @@ class FileSystem:
     def __repr__(self) -> str:
         """Show the exports' names."""
         return f"FileSystem({', '.join(self._exports)})"
+
+
+def in_export(error: SourceError, export_name: str, relpath: str) -> SourceError:
+    """Return an origin's error with the names under which the caller knows the file."""
+    text = f"export {export_name!r}, {relpath!r}: {error.message}"
+    return type(error)(text, **{**error.numbers, "export_name": export_name, "relpath": relpath})

@@ -20,13 +20,20 @@ class MemoryTier:
         forks.watch(self)
 
     def after_fork(self) -> None:
-        """In a forked child: another thread of the parent may hold the lock for ever."""
+        """In a forked child: another thread of the parent may hold the lock for ever; empty."""
         self._lock = threading.Lock()
+        # Another thread may have been in the middle of a change.
+        self._pieces = LRUCache(self._pieces.maxsize, getsizeof=len)
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
         return int(self._pieces.currsize)
+
+    def has(self, key: PieceKey) -> bool:
+        """Return whether a piece is here; that is no use of it."""
+        with self._lock:
+            return key in self._pieces
 
     def get(self, key: PieceKey) -> bytes | None:
         """Return a piece, or None where it is not here."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 
-from fluxon_gop import forks
+from fluxon_gop import forks, threads
 from fluxon_gop.errors import SourceNotFoundError
 from fluxon_gop.model import Signature
 
@@ -31,7 +31,10 @@ class _Missing(NamedTuple):
 
 
 class MetadataCache:
-    """Versions of files, each for its export's TTL. Thread-safe; of many who ask at once, one asks the origin."""
+    """Versions of files, each for its export's TTL. Thread-safe; of many who ask at once, one asks the origin.
+
+    The origin is asked on threads of their own, where no interrupt arrives.
+    """
 
     def __init__(self) -> None:
         """Know nothing yet."""
@@ -41,9 +44,9 @@ class MetadataCache:
         forks.watch(self)
 
     def after_fork(self) -> None:
-        """In a forked child: the threads that ask are the parent's."""
+        """In a forked child: the threads that ask are the parent's, and may have been in the middle of a change."""
         self._lock = threading.Lock()
-        self._asked = {}
+        self._known, self._asked = LRUCache(MAX_FILES), {}
 
     def get(self, key: FileKey, ttl: float, stat: Callable[[], Signature]) -> Fresh:
         """Return the version of a file: what is known, else what ``stat`` says.
@@ -64,36 +67,31 @@ class MetadataCache:
                 return known
             asked = self._asked.get(key)
             if asked is None:
-                mine = self._asked[key] = Future()
-        if asked is not None:
-            return asked.result()
+                # It cannot end before it is written down here: it takes the lock for that.
+                asked = threads.pool("fluxon_gop-stat").submit(self._ask, key, ttl, stat)
+                self._asked[key] = asked
+        return asked.result()
+
+    def _ask(self, key: FileKey, ttl: float, stat: Callable[[], Signature]) -> Fresh:
+        # What is true when the answer comes was true when it was asked for, not later.
+        until = time.monotonic() + ttl
+        known: Fresh | _Missing | None = None
         try:
-            # What is true when the answer comes was true when it was asked for, not later.
-            until = time.monotonic() + ttl
-            try:
-                fresh = Fresh(stat(), until)
-            except SourceNotFoundError as error:
-                self._keep(key, _Missing(until))
-                raise not_found(key) from error
-            self._keep(key, fresh)
-            mine.set_result(fresh)
-        except BaseException as error:
-            mine.set_exception(error)
-            raise
-        else:
-            return fresh
+            known = Fresh(stat(), until)
+        except SourceNotFoundError as error:
+            known = _Missing(until)
+            raise not_found(key) from error
         finally:
             with self._lock:
                 self._asked.pop(key, None)
+                if known is not None:
+                    self._known[key] = known
+        return known
 
     def forget(self, key: FileKey) -> None:
         """Ask again at the next ``get``."""
         with self._lock:
             self._known.pop(key, None)
-
-    def _keep(self, key: FileKey, known: Fresh | _Missing) -> None:
-        with self._lock:
-            self._known[key] = known
 
 
 def not_found(key: FileKey) -> SourceNotFoundError:

@@ -147,9 +147,12 @@ class FluxonFsPatcher:
         """Wait until all that was read is in the disk tier; return whether it came to that in ``timeout`` seconds."""
         return self._file_system.pieces.backfill.flush(timeout)
 
-    def close(self) -> None:
-        """Write what waits for the disk tier, and refuse further reads, those of open readers too."""
-        self._file_system.close()
+    def close(self) -> bool:
+        """Refuse further reads, those of open readers too, and write what waits for the disk tier.
+
+        Returns whether all of it was written, within ten seconds.
+        """
+        return self._file_system.close()
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -188,12 +191,14 @@ class LocalAgent:
     ) -> PlannedReader:
         """Return a reader, its right to read and its index at hand."""
         started = time.perf_counter()
-        file = FluxonFsFile(self._file_system, export_name, relpath, request_identity)
-        reader = VideoReader(file, index=self._table, height=height, width=width, num_threads=num_threads)
+        # A source, not an address: this reader is of one version of the file for its life.
+        source = FluxonFsFile(self._file_system, export_name, relpath, request_identity).open_source()
+        reader = VideoReader(source, index=self._table, height=height, width=width, num_threads=num_threads)
         try:
             reader.fetch_index(ask_version=True)
         except BaseException:
             reader.close()
+            source.close()
             raise
         return PlannedReader(reader, time.perf_counter() - started)
 
@@ -204,10 +209,11 @@ class LocalAgent:
     def read_request(self, key: VideoReaderKey, indices: tuple[int, ...], /) -> VideoReadRequest:
         """Return a request of that pool."""
         file = FluxonFsFile(self._file_system, key.export_name, key.relpath, key.request_identity)
-        if not indices:
-            # It needs no byte, and a right all the same.
-            file.open_source().grant()
         return VideoReadRequest(file, indices, key.height, key.width, key.num_threads)
+
+    def check_access(self, key: VideoReaderKey, /) -> None:
+        """Raise where the key's identity may not read its video."""
+        self._file_system.check_access(key.export_name, key.relpath, key.request_identity)
 
     def __repr__(self) -> str:
         """Show the file system."""

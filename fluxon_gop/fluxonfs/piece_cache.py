@@ -2,7 +2,8 @@
 
 A read names bytes; the cache finds the pieces that they lie in, takes from the tiers what is there, and fetches
 the rest in runs, one request each, all at once. Of many who want a piece, in this process or on this node, one
-fetches it. No thread ever waits for another one here: a read is done when its last piece arrives.
+fetches it. All of it runs on threads of its own, where no interrupt arrives; a read is done when its last piece
+arrives, and none of these threads waits for another one of this process.
 """
 
 from __future__ import annotations
@@ -10,76 +11,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from typing import Protocol, cast
+from concurrent.futures import Executor, Future
+from typing import cast
 
 from fluxon_gop import forks, threads
 from fluxon_gop.errors import ClosedError, ShortReadError
 from fluxon_gop.fluxonfs.backfill import Backfill
 from fluxon_gop.fluxonfs.disk_tier import DiskTier
 from fluxon_gop.fluxonfs.export import MissPolicy
-from fluxon_gop.fluxonfs.file_lock import FileLock
 from fluxon_gop.fluxonfs.memory_tier import MemoryTier
 from fluxon_gop.fluxonfs.piece_key import FilePieces, PieceKey
+from fluxon_gop.fluxonfs.piece_reads import Flight, PieceRead, PieceSource, flight_runs, split_runs
 from fluxon_gop.ranges import ByteRange
 from fluxon_gop.sources.range_source import Buffer, GroupRead
 
-MAX_RUN_BYTES = 8 * 1024 * 1024
-"""Most that one request to the origin asks for."""
 CLAIM_SECONDS = 10.0
-"""For how long a piece is waited for that another process of the node is fetching."""
+"""For how long pieces are waited for that another process of the node is fetching."""
 _PAUSES = (0.001, 0.02)
-
-
-class Source(Protocol):
-    """A file that is read by pieces, under somebody's right to read it."""
-
-    @property
-    def name(self) -> str:
-        """Safe to print."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file, once the right is granted."""
-        ...
-
-    @property
-    def pieces(self) -> FilePieces | None:
-        """Its pieces, once the right is granted; None where it bypasses the tiers."""
-        ...
-
-    @property
-    def miss_policy(self) -> MissPolicy:
-        """What a miss does."""
-        ...
-
-    @property
-    def backfills(self) -> bool:
-        """Whether a miss fills the shared tiers."""
-        ...
-
-    @property
-    def is_local(self) -> bool:
-        """Whether a grant costs no request."""
-        ...
-
-    @property
-    def is_granted(self) -> bool:
-        """Whether the right holds for now."""
-        ...
-
-    def grant(self) -> None:
-        """Have the right, and know the file's version."""
-        ...
-
-    def read_origin(self, start: int, stop: int) -> Buffer:
-        """Read from the origin, in one request."""
-        ...
-
-    def count(self, **changes: int) -> None:
-        """Add to the counters."""
-        ...
 
 
 class PieceCache:
@@ -96,7 +44,8 @@ class PieceCache:
         self.memory = MemoryTier(memory_bytes) if memory_bytes else None
         self.disk = disk
         self.backfill = Backfill(backfill_bytes)
-        self._flights: dict[PieceKey, _Flight] = {}
+        self._flights: dict[PieceKey, Flight] = {}
+        self._storing: dict[PieceKey, bytes] = {}
         self._lock = threading.Lock()
         self._closed = False
         forks.watch(self)
@@ -104,7 +53,7 @@ class PieceCache:
     def after_fork(self) -> None:
         """In a forked child: what is on its way is the parent's."""
         self._lock = threading.Lock()
-        self._flights = {}
+        self._flights, self._storing = {}, {}
 
     @property
     def keeps(self) -> bool:
@@ -118,7 +67,7 @@ class PieceCache:
         for each run of pieces that no tier has.
         """
         for read in reads:
-            cast("Source", read.source).count(planned_reads=1)
+            cast("PieceSource", read.source).count(planned_reads=1)
         return self.fetch(reads)
 
     def fetch(self, reads: Sequence[GroupRead]) -> list[Future[Buffer]]:
@@ -126,18 +75,18 @@ class PieceCache:
         if self._closed:
             text = "the file system is closed"
             raise ClosedError(text)
-        wanted: dict[int, tuple[Source, list[_Range]]] = {}
+        wanted: dict[int, tuple[PieceSource, list[PieceRead]]] = {}
         futures: list[Future[Buffer]] = []
         for read in reads:
-            source = cast("Source", read.source)
+            source = cast("PieceSource", read.source)
             futures.append(Future())
-            one = _Range(source, read, futures[-1])
-            wanted.setdefault(id(source), (source, []))[1].append(one)
-        for source, ranges in wanted.values():
-            if source.is_granted or source.is_local:
-                self._granted(source, ranges)
-            else:
-                self._submit(ranges, self._granted, source, ranges)
+            wanted.setdefault(id(source), (source, []))[1].append(PieceRead(source, read, futures[-1]))
+        granted = [one for one in wanted.values() if one[0].is_granted]
+        if granted:
+            self._submit([read for _, mine in granted for read in mine], self._look_up_all, granted)
+        for source, mine in wanted.values():
+            if (source, mine) not in granted:
+                self._submit(mine, self._look_up_all, [(source, mine)])
         return futures
 
     def forecast(self, pieces: FilePieces, ranges: Iterable[ByteRange]) -> str:
@@ -146,7 +95,7 @@ class PieceCache:
         absent, in_memory = [], 0
         for index in indices:
             key = pieces.key(index)
-            if self.memory is not None and self.memory.get(key) is not None:
+            if self.memory is not None and self.memory.has(key):
                 in_memory += 1
             elif self.disk is None or not self.disk.has(key):
                 absent.append(index)
@@ -158,133 +107,126 @@ class PieceCache:
             f"({len(runs)} requests, {nbytes:,} bytes)"
         )
 
-    def close(self) -> None:
-        """Refuse further reads, and write what waits to be written."""
+    def close(self) -> bool:
+        """Refuse further reads, and write what waits to be written, for up to ten seconds; return whether all was."""
         self._closed = True
-        self.backfill.flush(CLAIM_SECONDS)
+        done = self.backfill.flush(CLAIM_SECONDS)
         if self.memory is not None:
             self.memory.clear()
+        return done
 
     # ------------------------------------------------------------- from ranges to pieces
 
-    def _granted(self, source: Source, ranges: list[_Range]) -> None:
-        """Get the right to read and the file's version; then look for the pieces."""
-        try:
-            source.grant()
-            self._look_up(source, ranges)
-        except BaseException as error:  # noqa: BLE001 - it is the reads' error
-            for one in ranges:
-                one.fail(error)
+    def _look_up_all(self, wanted: Sequence[tuple[PieceSource, list[PieceRead]]]) -> None:
+        for source, reads in wanted:
+            try:
+                source.grant()
+                self._look_up(source, reads)
+            except BaseException as error:  # noqa: BLE001 - it is the reads' error
+                for read in reads:
+                    read.fail(error)
 
-    def _look_up(self, source: Source, ranges: list[_Range]) -> None:
-        needed: dict[int, list[_Range]] = {}
-        for one in ranges:
-            if not one.fit(source.size):
+    def _look_up(self, source: PieceSource, reads: Sequence[PieceRead]) -> None:
+        needed: dict[int, list[PieceRead]] = {}
+        for read in reads:
+            if not read.fit(source.size):
                 continue
             if source.pieces is None:
-                self._submit([one], self._read_past, one)
+                self._submit([read], self._read_past, read)
                 continue
-            one.missing = set(source.pieces.indices(one.start, one.stop))
-            for index in one.missing:
-                needed.setdefault(index, []).append(one)
+            for index in read.need(source.pieces):
+                needed.setdefault(index, []).append(read)
         if needed:
             self._want(source, needed)
 
-    def _read_past(self, one: _Range) -> None:
+    def _read_past(self, read: PieceRead) -> None:
         """Read bytes of a file that no tier takes."""
-        if one.begin():
+        if read.begin():
             try:
-                data = one.source.read_origin(one.start, one.stop)
+                read.end(read.source.read_origin(read.start, read.stop))
             except BaseException as error:  # noqa: BLE001 - it is the read's error
-                one.fail(error)
-            else:
-                one.future.set_result(data)
+                read.fail(error)
 
-    def _want(self, source: Source, needed: dict[int, list[_Range]]) -> None:
+    def _want(self, source: PieceSource, needed: dict[int, list[PieceRead]]) -> None:
         """Get pieces of one file: from memory, from a fetch under way, or by a fetch of their own."""
         assert source.pieces is not None
-        claimed: list[_Flight] = []
-        for index in sorted(needed):
-            key = source.pieces.key(index)
-            with self._lock:
-                # Both under one lock: a piece that arrives meanwhile is in one of the two.
-                held = self.memory.get(key) if self.memory is not None else None
-                if held is None:
-                    flight = self._flights.get(key)
-                    if flight is None:
-                        self._flights[key] = flight = _Flight(source, key)
-                        claimed.append(flight)
-                    else:
-                        source.count(shared_reads=1)
-                    flight.waiting += needed[index]
-                    if flight.begun:
-                        for one in needed[index]:
-                            one.begin()
-            if self.memory is not None:
-                source.count(**{"memory_misses" if held is None else "memory_hits": 1})
-            if held is not None:
-                self._hand_out(needed[index], index, held)
-        for run in _runs(claimed, source.pieces.piece_bytes):
-            try:
-                threads.origin_pool().submit(self._look_further, run)
-            except RuntimeError as error:
-                self._fail(run, error)
+        fresh: list[Flight] = []
+        try:
+            for index in sorted(needed):
+                key = source.pieces.key(index)
+                with self._lock:
+                    # All under one lock: a piece that arrives meanwhile is in one of them.
+                    held = self.memory.get(key) if self.memory is not None else None
+                    if self.memory is not None:
+                        source.count(**{"memory_misses" if held is None else "memory_hits": 1})
+                    if held is None:
+                        held = self._storing.get(key)
+                    if held is None:
+                        self._join(source, key, needed[index], fresh)
+                if held is not None:
+                    for read in needed[index]:
+                        read.take(index, held)
+            for run in flight_runs(fresh, source.pieces.piece_bytes):
+                threads.origin_pool().submit(self._guarded, run, self._look_further)
+        except BaseException as error:
+            self._fail(fresh, error)
+            raise
 
-    def _hand_out(self, ranges: Iterable[_Range], index: int, data: bytes) -> None:
-        for one in ranges:
-            one.take(index, data)
+    def _join(
+        self, source: PieceSource, key: PieceKey, reads: list[PieceRead], fresh: list[Flight]
+    ) -> None:
+        """Have reads wait for a piece, under the lock; where nobody is fetching it, a flight is added to ``fresh``."""
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = Flight(source, key)
+            fresh.append(flight)
+            self._flights[key] = flight
+        else:
+            source.count(shared_reads=1)
+        flight.waiting += reads
+        if flight.begun:
+            for read in reads:
+                read.begin()
 
     # ------------------------------------------------------------- beyond memory
 
-    def _look_further(self, run: list[_Flight]) -> None:
-        """Get pieces that memory lacks: from disk, else from the origin, else from who is fetching them."""
+    def _guarded(self, run: list[Flight], step: Callable[[list[Flight]], None]) -> None:
+        """Take a step of a run: whatever it raises, no reader is left waiting, and no claim is kept."""
         try:
-            self._look(self._begun(run))
-        except BaseException as error:
-            # Not even a bug may leave a reader waiting.
+            step(run)
+        except BaseException as error:  # noqa: BLE001 - it is the reads' error
+            self._unclaim(run)
             self._fail(run, error)
-            raise
 
-    def _look(self, run: list[_Flight]) -> None:
+    def _look_further(self, run: list[Flight]) -> None:
+        """Get pieces that memory lacks: from disk, else from the origin, else from who is fetching them."""
+        run = self._begun(run)
         if self.disk is None:
-            self._fetch_all(run, None)
+            self._fetch_all(run)
             return
         missing = [flight for flight in run if not self._from_disk(flight)]
-        if not missing:
+        if missing and not self._fills_disk(missing[0].source):
+            self._fetch_all(missing)
             return
-        source = missing[0].source
-        claims = self.disk.claims() if self._fills_disk(source) else None
-        if claims is None:
-            self._fetch_all(missing, None)
-            return
-        shared = _Claims(claims)
-        mine: list[_Flight] = []
-        others: list[_Flight] = []
-        try:
-            for flight in missing:
-                (mine if claims.try_lock(flight.key.number) else others).append(flight)
-            # Stored between the look and the claim.
-            mine = [flight for flight in mine if not self._from_disk(flight, again=True)]
-            self._fetch_all(mine, shared)
-        finally:
-            shared.done()
-        for flight in others:
-            self._await_other(flight)
+        mine, others = self._claimed(missing)
+        if others:
+            threads.pool("fluxon_gop-claims").submit(self._guarded, others, self._await_others)
+        self._fetch_all(mine)
 
-    def _begun(self, run: list[_Flight]) -> list[_Flight]:
+    def _begun(self, run: list[Flight]) -> list[Flight]:
         """Mark fetches as begun; those that nobody waits for any more are given up."""
         live = []
         with self._lock:
             for flight in run:
                 flight.begun = True
                 # All of them, not up to the first.
-                if sum([one.begin() for one in flight.waiting]):
+                if sum([read.begin() for read in flight.waiting]):
                     live.append(flight)
                 else:
                     self._flights.pop(flight.key, None)
         return live
 
-    def _from_disk(self, flight: _Flight, *, again: bool = False) -> bool:
+    def _from_disk(self, flight: Flight, *, again: bool = False) -> bool:
         assert self.disk is not None
         data = self.disk.get(flight.key)
         if data is not None or not again:
@@ -294,246 +236,136 @@ class PieceCache:
         self._arrived(flight, data)
         return True
 
-    def _fetch_all(self, flights: list[_Flight], claims: _Claims | None) -> None:
+    def _claimed(self, flights: list[Flight]) -> tuple[list[Flight], list[Flight]]:
+        """Claim pieces for this process; return those to fetch here, and those that another process is fetching."""
+        assert self.disk is not None
+        mine, others = [], []
+        for flight in flights:
+            flight.claimed = self.disk.claim(flight.key)
+            if not flight.claimed:
+                others.append(flight)
+            elif self._from_disk(flight, again=True):
+                # Stored between the look and the claim.
+                self._unclaim([flight])
+            else:
+                mine.append(flight)
+        return mine, others
+
+    def _await_others(self, waiting: list[Flight]) -> None:
+        """Get pieces that other processes are fetching; what they let go of, or keep for too long, is fetched here."""
+        until = time.monotonic() + CLAIM_SECONDS
+        pause, longest = _PAUSES
+        while waiting := [flight for flight in waiting if not self._from_disk(flight, again=True)]:
+            free, waiting = self._claimed(waiting)
+            if time.monotonic() > until:
+                free, waiting = sorted(free + waiting, key=lambda flight: flight.key.index), []
+            waiting = [flight for flight in waiting if flight.key in self._flights]
+            self._fetch_all(free)
+            time.sleep(pause if waiting else 0)
+            pause = min(2 * pause, longest)
+
+    def _fetch_all(self, flights: list[Flight]) -> None:
         """Fetch pieces from the origin: runs side by side, the first one on this thread."""
         if not flights:
             return
         pieces = flights[0].source.pieces
         assert pieces is not None
-        first, *more = _runs(flights, pieces.piece_bytes)
+        first, *more = flight_runs(flights, pieces.piece_bytes)
         for run in more:
-            if claims is not None:
-                claims.share()
-            try:
-                threads.origin_pool().submit(self._fetch, run, claims)
-            except RuntimeError as error:
-                if claims is not None:
-                    claims.done()
-                self._fail(run, error)
-        if claims is not None:
-            claims.share()
-        self._fetch(first, claims)
+            self._send(threads.origin_pool(), run)
+        self._guarded(first, self._fetch)
 
-    def _fetch(self, run: list[_Flight], claims: _Claims | None) -> None:
-        """Read a run of pieces in one request, hand them out, and have them kept."""
-        release = claims.done if claims is not None else _nothing
-        source = run[0].source
+    def _send(self, pool: Executor, run: list[Flight]) -> None:
         try:
-            assert source.pieces is not None
-            start, stop = source.pieces.bounds(run[0].key.index, run[-1].key.index)
-            data = memoryview(source.read_origin(start, stop))
-            size = source.pieces.piece_bytes
-            pieces = [
-                (flight, bytes(data[at : at + size]))
-                for flight, at in zip(run, range(0, stop - start, size), strict=True)
-            ]
-        except BaseException as error:  # noqa: BLE001 - it is the reads' error
-            release()
+            pool.submit(self._guarded, run, self._fetch)
+        except RuntimeError as error:
+            self._unclaim(run)
             self._fail(run, error)
-            return
+
+    def _fetch(self, run: list[Flight]) -> None:
+        """Read a run of pieces in one request, hand them out, and have them kept."""
+        source = run[0].source
+        assert source.pieces is not None
+        start, stop = source.pieces.bounds(run[0].key.index, run[-1].key.index)
+        data = memoryview(source.read_origin(start, stop))
+        if len(data) != stop - start:
+            text = f"{source.name}: asked for bytes [{start}, {stop}), got {len(data)}"
+            raise ShortReadError(text, source=source.name, start=start, stop=stop, got=len(data))
+        size = source.pieces.piece_bytes
+        pieces = [(flight, bytes(data[n * size : n * size + size])) for n, flight in enumerate(run)]
         disk = self.disk
-        if disk is None or not self._fills_disk(source):
-            release()
-            for flight, piece in pieces:
-                self._arrived(flight, piece)
-            return
-        if source.miss_policy is MissPolicy.STAGE_TO_KV_THEN_READ:
-            for flight, piece in pieces:
-                disk.put(flight.key, piece)
-            release()
-            for flight, piece in pieces:
-                self._arrived(flight, piece)
-            return
-        keep = [(flight.key, piece) for flight, piece in pieces]
+        if disk is not None and self._fills_disk(source):
+            if source.miss_policy is MissPolicy.STAGE_TO_KV_THEN_READ:
+                for flight, piece in pieces:
+                    disk.put(flight.key, piece)
+                self._unclaim(run)
+            else:
+                # Before the readers are told: whoever flushes then waits for these.
+                self._have_stored(disk, pieces, stop - start)
         for flight, piece in pieces:
             self._arrived(flight, piece)
 
+    def _have_stored(self, disk: DiskTier, pieces: list[tuple[Flight, bytes]], nbytes: int) -> None:
+        with self._lock:
+            self._storing.update((flight.key, piece) for flight, piece in pieces)
+
         def store(wanted: bool) -> None:
             try:
-                for key, piece in keep if wanted else ():
-                    disk.put(key, piece)
+                for flight, piece in pieces if wanted else ():
+                    disk.put(flight.key, piece)
             finally:
-                release()
+                with self._lock:
+                    for flight, _ in pieces:
+                        self._storing.pop(flight.key, None)
+                self._unclaim([flight for flight, _ in pieces])
 
-        self.backfill.submit(stop - start, store)
+        self.backfill.submit(nbytes, store)
 
-    def _await_other(self, flight: _Flight) -> None:
-        """Get a piece that another process of the node is fetching; fetch it where that one does not."""
-        assert self.disk is not None
-        until = time.monotonic() + CLAIM_SECONDS
-        pause, longest = _PAUSES
-        while not self._from_disk(flight, again=True):
-            claims = self.disk.claims()
-            if claims is None:
-                self._fetch([flight], None)
-                return
-            if claims.try_lock(flight.key.number) or time.monotonic() > until:
-                # Stored, perhaps, between the look and the claim.
-                if self._from_disk(flight, again=True):
-                    claims.close()
-                else:
-                    self._fetch([flight], _Claims(claims))
-                return
-            claims.close()
-            time.sleep(pause)
-            pause = min(2 * pause, longest)
+    def _unclaim(self, flights: Iterable[Flight]) -> None:
+        for flight in flights:
+            if flight.claimed and self.disk is not None:
+                flight.claimed = False
+                self.disk.unclaim(flight.key)
 
-    def _fills_disk(self, source: Source) -> bool:
+    def _fills_disk(self, source: PieceSource) -> bool:
         return source.backfills or source.miss_policy is MissPolicy.STAGE_TO_KV_THEN_READ
 
     # ------------------------------------------------------------- the end of a fetch
 
-    def _arrived(self, flight: _Flight, data: bytes) -> None:
+    def _arrived(self, flight: Flight, data: bytes) -> None:
         if self.memory is not None:
             self.memory.put(flight.key, data)
-        self._hand_out(self._landed(flight), flight.key.index, data)
+        for read in self._landed(flight):
+            read.take(flight.key.index, data)
 
-    def _landed(self, flight: _Flight) -> list[_Range]:
+    def _landed(self, flight: Flight) -> list[PieceRead]:
         with self._lock:
-            flight.done = True
             if self._flights.get(flight.key) is flight:
                 del self._flights[flight.key]
             waiting, flight.waiting = flight.waiting, []
             return waiting
 
-    def _fail(self, run: list[_Flight], error: BaseException) -> None:
+    def _fail(self, run: Iterable[Flight], error: BaseException) -> None:
         """Tell who waits for these pieces; those of other readers try again by themselves."""
-        again: dict[int, tuple[Source, dict[int, list[_Range]]]] = {}
+        again: dict[int, tuple[PieceSource, dict[int, list[PieceRead]]]] = {}
         for flight in run:
-            for one in self._landed(flight):
-                if one.source is flight.source:
-                    one.fail(error)
-                elif not one.finished:
-                    _, needed = again.setdefault(id(one.source), (one.source, {}))
-                    needed.setdefault(flight.key.index, []).append(one)
+            for read in self._landed(flight):
+                if read.source is flight.source:
+                    read.fail(error)
+                elif not read.finished:
+                    _, needed = again.setdefault(id(read.source), (read.source, {}))
+                    needed.setdefault(flight.key.index, []).append(read)
         for source, needed in again.values():
-            self._want(source, needed)
+            try:
+                self._want(source, needed)
+            except BaseException as failure:  # noqa: BLE001 - it is the reads' error
+                for reads in needed.values():
+                    for read in reads:
+                        read.fail(failure)
 
-    def _submit(self, ranges: list[_Range], call: Callable[..., None], *arguments: object) -> None:
+    def _submit(self, reads: Iterable[PieceRead], call: Callable[..., None], *arguments: object) -> None:
         try:
             threads.origin_pool().submit(call, *arguments)
         except RuntimeError as error:
-            for one in ranges:
-                one.fail(error)
-
-
-class _Range:
-    """One read: what it waits for, and what has come."""
-
-    def __init__(self, source: Source, read: GroupRead, future: Future[Buffer]) -> None:
-        self.source = source
-        self.start, self.stop = read.start, read.stop
-        self.future = future
-        self.missing: set[int] = set()
-        self.parts: dict[int, bytes] = {}
-        self.finished = False
-        self._head = read.head
-        self._begun = self._alive = False
-        self._lock = threading.Lock()
-
-    def take(self, index: int, data: bytes) -> None:
-        """Take a piece; the last one ends the read."""
-        with self._lock:
-            self.parts[index] = data
-            self.missing.discard(index)
-            ended = self.finished or bool(self.missing)
-            self.finished = self.finished or not ended
-        if not ended and self.begin():
-            self.future.set_result(self.assembled())
-
-    def begin(self) -> bool:
-        """Note that the read is under way; False where it was cancelled before."""
-        with self._lock:
-            if not self._begun:
-                self._begun = True
-                self._alive = self.future.set_running_or_notify_cancel()
-            return self._alive
-
-    def fail(self, error: BaseException) -> None:
-        """End with an error, unless it has ended."""
-        with self._lock:
-            ended, self.finished = self.finished, True
-        if not ended and self.begin():
-            self.future.set_exception(error)
-
-    def fit(self, size: int) -> bool:
-        """Cut a head to the file's size; return whether there is anything to read."""
-        if self._head:
-            self.stop = min(self.stop, size)
-            if not self.stop and self.begin():
-                self.finished = True
-                self.future.set_result(b"")
-            return self.stop > 0
-        if self.stop > size:
-            got = max(size - self.start, 0)
-            name = self.source.name
-            text = f"{name}: asked for bytes [{self.start}, {self.stop}), got {got}: the file ends there"
-            self.fail(ShortReadError(text, source=name, start=self.start, stop=self.stop, got=got))
-            return False
-        return True
-
-    def assembled(self) -> Buffer:
-        """Return the bytes asked for out of their pieces: a view of one, a copy of several."""
-        assert self.source.pieces is not None
-        size = self.source.pieces.piece_bytes
-        indices = sorted(self.parts)
-        first = indices[0] * size
-        if len(indices) == 1:
-            return memoryview(self.parts[indices[0]])[self.start - first : self.stop - first]
-        views = [memoryview(self.parts[index]) for index in indices]
-        views[0] = views[0][self.start - first :]
-        views[-1] = views[-1][: self.stop - indices[-1] * size]
-        return b"".join(views)
-
-
-class _Flight:
-    """A piece on its way: who fetches it, and who waits."""
-
-    def __init__(self, source: Source, key: PieceKey) -> None:
-        self.source = source
-        self.key = key
-        self.waiting: list[_Range] = []
-        self.begun = self.done = False
-
-
-class _Claims:
-    """One process's claims on pieces, let go of when the last of those who share them is done."""
-
-    def __init__(self, lock: FileLock) -> None:
-        self._file = lock
-        self._users = 1
-        self._lock = threading.Lock()
-
-    def share(self) -> None:
-        """Count one more user."""
-        with self._lock:
-            self._users += 1
-
-    def done(self) -> None:
-        """Count one user less."""
-        with self._lock:
-            self._users -= 1
-            last = not self._users
-        if last:
-            self._file.close()
-
-
-def _runs(flights: list[_Flight], piece_bytes: int) -> list[list[_Flight]]:
-    """Return flights, in order of their pieces, as runs without a gap, none of more than ``MAX_RUN_BYTES``."""
-    by_index = {flight.key.index: flight for flight in flights}
-    return [[by_index[index] for index in run] for run in split_runs(list(by_index), piece_bytes)]
-
-
-def split_runs(indices: Sequence[int], piece_bytes: int) -> list[list[int]]:
-    """Return rising piece numbers as runs without a gap, none of more than ``MAX_RUN_BYTES``."""
-    longest = max(MAX_RUN_BYTES // piece_bytes, 1)
-    runs: list[list[int]] = []
-    for index in indices:
-        if not runs or index != runs[-1][-1] + 1 or len(runs[-1]) == longest:
-            runs.append([])
-        runs[-1].append(index)
-    return runs
-
-
-def _nothing() -> None:
-    """Let go of nothing."""
+            for read in reads:
+                read.fail(error)

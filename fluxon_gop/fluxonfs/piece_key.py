@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import cached_property
 
 from fluxon_gop.model import Signature
 
@@ -60,18 +59,21 @@ class FilePieces:
 class PieceKey:
     """The key of one piece. Hashable; ``digest`` names it in a store."""
 
-    __slots__ = ("__dict__", "identity", "index", "nbytes")
+    __slots__ = ("_digest", "identity", "index", "nbytes")
 
     def __init__(self, identity: str, index: int, nbytes: int) -> None:
         """Use :meth:`FilePieces.key`."""
         self.identity = identity
         self.index = index
         self.nbytes = nbytes
+        self._digest: bytes | None = None
 
-    @cached_property
+    @property
     def digest(self) -> bytes:
         """32 bytes that no other key has."""
-        return hashlib.sha256(f"{self.identity}#{self.index}".encode()).digest()
+        if self._digest is None:
+            self._digest = hashlib.sha256(f"{self.identity}#{self.index}".encode()).digest()
+        return self._digest
 
     @property
     def number(self) -> int:

@@ -6,7 +6,7 @@ Pure. A relpath is checked once, when a reader opens, before any IO.
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 from fluxon_gop.errors import InvalidRequestError
 
@@ -20,7 +20,7 @@ def check_relpath(relpath: object) -> str:
 
     Refused: what is no str, empty, absolute, a drive letter or a backslash, a NUL or another control character,
     an empty, ``.`` or ``..`` segment, a trailing slash, percent escapes that would decode to any of these (once
-    or more often), text that is no valid Unicode, and more than 4,096 bytes.
+    or more often) or to no valid UTF-8, text that is no valid Unicode, and more than 4,096 bytes.
 
     Raises:
         TypeError: no str.
@@ -31,17 +31,27 @@ def check_relpath(relpath: object) -> str:
         raise TypeError(text)
     reason = _reason(relpath)
     if reason is None and "%" in relpath:
-        decoded = relpath
-        for _ in range(5):
-            decoded, before = unquote(decoded), decoded
-            if decoded == before:
-                break
-        reason = _reason(decoded)
-        reason = reason and f"{reason}, once its percent escapes are decoded"
+        reason = _decoded_reason(relpath)
     if reason is not None:
         text = f"relpath {relpath[:200]!a} {reason}: want a relative POSIX path inside the export"
         raise InvalidRequestError(text)
     return relpath
+
+
+def _decoded_reason(path: str) -> str | None:
+    """Return why a path would be refused, were its percent escapes decoded, as often as they can be."""
+    while True:
+        try:
+            decoded = unquote_to_bytes(path).decode()
+        except UnicodeDecodeError:
+            return "holds percent escapes that are no valid UTF-8"
+        if decoded == path:
+            return None
+        # Each decoding makes it shorter: this ends.
+        path = decoded
+        reason = _reason(path)
+        if reason is not None:
+            return f"{reason}, once its percent escapes are decoded"
 
 
 def _reason(path: str) -> str | None:

@@ -23,6 +23,7 @@ _N, _R, _P = 1 << 14, 8, 1
 """16 MiB and some 30 ms a try. Source: RFC 7914, section 2; OWASP's least for scrypt with p=1 is more, for
 passwords that people choose: prefer random ones."""
 _MAX_MEMORY = 256 * 1024 * 1024
+_MAX_PARALLEL = 16
 
 
 def hash_password(password: str) -> str:
@@ -57,7 +58,7 @@ class Users:
     def __init__(self, users: Mapping[str, str] | str | os.PathLike[str]) -> None:
         """Take hashes by name, or a TOML file of ``name = "scrypt$..."`` lines that is re-read when it changes."""
         self._path = None if isinstance(users, Mapping) else Path(users)
-        self._version: tuple[int, int] | None = None
+        self._version: tuple[int, ...] | None = None
         self._hashes: dict[str, tuple[str, ...]] = {}
         self._known: dict[tuple[str, tuple[str, ...]], bytes] = {}
         self._secret = secrets.token_bytes(32)
@@ -104,11 +105,11 @@ class Users:
             return
         try:
             status = self._path.stat()
-            version = (status.st_mtime_ns, status.st_ino)
+            version = (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size)
             if version == self._version:
                 return
             users = tomllib.loads(self._path.read_text())
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             text = f"{self._path}: cannot be read as a file of users: {type(error).__name__}"
             raise InvalidRequestError(text) from None
         hashes = _parsed(users, str(self._path))
@@ -135,7 +136,7 @@ def _parsed(users: Mapping[str, Any], where: str) -> dict[str, tuple[str, ...]]:
             n, r, p = (int(number) for number in rest[:3])
             salt, digest = (base64.b64decode(part, validate=True) for part in rest[3:])
             fits = kind == "scrypt" and n > 1 and not n & (n - 1) and min(r, p, len(salt), len(digest)) > 0
-            fits = fits and 128 * n * r <= _MAX_MEMORY // 2
+            fits = fits and 128 * n * r <= _MAX_MEMORY // 2 and p <= _MAX_PARALLEL
         except ValueError:
             fits = False
         if not fits:

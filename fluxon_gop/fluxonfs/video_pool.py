@@ -7,8 +7,10 @@ foreign agent gets one merged call for each reader key.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
 
 from fluxon_gop.batch_plan import BatchPlan
 from fluxon_gop.errors import ClosedError, InvalidRequestError
@@ -62,7 +64,8 @@ class FluxonFsVideoReadResult:
         return f"FluxonFsVideoReadResult(shape={shape}, reader_cache_hit={self.reader_cache_hit})"
 
 
-class VideoReaderKey(NamedTuple):
+@dataclass(frozen=True)
+class VideoReaderKey:
     """What a reader is kept by: the seed's LRU key."""
 
     export_name: str
@@ -70,7 +73,7 @@ class VideoReaderKey(NamedTuple):
     height: int
     width: int
     num_threads: int
-    request_identity: Identity | None
+    request_identity: Identity | None = field(repr=False)
 
 
 class PlanningAgent(Agent, Protocol):
@@ -82,6 +85,10 @@ class PlanningAgent(Agent, Protocol):
 
     def read_request(self, key: VideoReaderKey, indices: tuple[int, ...], /) -> VideoReadRequest:
         """Return a request of that pool; the relpath is checked."""
+        ...
+
+    def check_access(self, key: VideoReaderKey, /) -> None:
+        """Raise where the key's identity may not read its video."""
         ...
 
 
@@ -277,6 +284,8 @@ class _Planned:
         return groups
 
     def explain(self, wanted: Wanted) -> BatchPlan:
+        for key in wanted:
+            self._agent.check_access(key)
         plan: BatchPlan = self._pool.explain(self._requests(wanted))
         return plan
 
@@ -303,20 +312,34 @@ class _Foreign:
         )
 
     def _open(self, key: VideoReaderKey) -> FluxonFsVideoReader:
-        return FluxonFsVideoReader._open(agent=self._agent, **key._asdict())  # noqa: SLF001 - FluxonFS's own name
+        return FluxonFsVideoReader._open(  # noqa: SLF001 - FluxonFS's own name
+            agent=self._agent,
+            export_name=key.export_name,
+            relpath=key.relpath,
+            height=key.height,
+            width=key.width,
+            num_threads=key.num_threads,
+            request_identity=key.request_identity,
+        )
 
     def read(self, wanted: Wanted) -> list[_Group]:
         return [self._read(key, clips) for key, clips in wanted.items()]
 
     def _read(self, key: VideoReaderKey, clips: list[Sequence[int]]) -> _Group:
         lease = self._readers.lease(key)
+        keep = False
         try:
             before = lease.reader.stats()
             merged = [number for clip in clips for number in clip]
             frames = lease.reader.read_frames_numpy(merged)
             stats = change(before, lease.reader.stats())
+            keep = True
+        except (ValueError, IndexError, TypeError):
+            # The caller's fault: the reader is as good as before.
+            keep = True
+            raise
         finally:
-            self._readers.release(lease)
+            self._readers.release(lease, keep=keep)
         if len(clips) == 1:
             return _Group([frames], stats, lease.hit)
         shape = getattr(frames, "shape", None)
@@ -325,7 +348,9 @@ class _Foreign:
             raise InvalidRequestError(text)
         arrays, at = [], 0
         for clip in clips:
-            arrays.append(frames[at : at + len(clip)])
+            part = frames[at : at + len(clip)]
+            # Each its own caller's.
+            arrays.append(part.copy() if isinstance(part, np.ndarray) else part)
             at += len(clip)
         return _Group(arrays, stats, lease.hit)
 

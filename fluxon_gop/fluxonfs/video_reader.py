@@ -70,6 +70,7 @@ class PlannedReader:
     def close(self) -> None:
         """Close the reader and its source."""
         self.reader.close()
+        self.reader.source.close()
 
 
 class FluxonFsVideoReader:

@@ -64,6 +64,8 @@ class LocalSource:
                 if not more:
                     break
                 data += more
+            # Closed meanwhile, the number may be another file's by now.
+            self._check_still(descriptor)
             # After the read: what was written before it or meanwhile shows.
             now = _signature(descriptor)
             if now != self._signature:
@@ -72,6 +74,7 @@ class LocalSource:
         except SourceError:
             raise
         except OSError as error:
+            self._check_still(descriptor)
             text = f"{self.name}: bytes [{start}, {stop}) could not be read: {error.strerror}"
             raise SourceError(text, source=self.name) from error
         if len(data) < stop - start:
@@ -96,11 +99,19 @@ class LocalSource:
                 os.close(self._descriptor)
                 self._descriptor = None
 
+    def _check_still(self, descriptor: int) -> None:
+        with self._lock:
+            self._check_open()
+            assert self._descriptor == descriptor
+
+    def _check_open(self) -> None:
+        if self._closed:
+            text = f"{self.name}: the source is closed"
+            raise ClosedError(text)
+
     def _open(self) -> int:
         with self._lock:
-            if self._closed:
-                text = f"{self.name}: the source is closed"
-                raise ClosedError(text)
+            self._check_open()
             if self._descriptor is None:
                 self._descriptor = self._open_descriptor()
                 self._signature = _signature(self._descriptor)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
 
 from fluxon_gop.errors import ClosedError, ShortReadError
+from fluxon_gop.lazily import lazily
 from fluxon_gop.model import Signature
 from fluxon_gop.sources.range_source import Buffer, changed, check_range
 
@@ -24,7 +24,7 @@ class MemorySource:
         """The given name, or ``memory:`` and the hash."""
         return self._given_name or f"memory:{self._hash}"
 
-    @cached_property
+    @lazily
     def _hash(self) -> str:
         return hashlib.blake2b(self._data, digest_size=8).hexdigest()
 
