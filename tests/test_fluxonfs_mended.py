@@ -182,6 +182,7 @@ def test_out_of_memory_in_the_middle_is_an_error_and_no_hang(
     one = patcher(root, cache={"disk_path": tmp_path / "disk"}, miss_policy=policy)
     kind, name = (PieceRead, "_assembled") if where == "assembled" else (DiskTier, "put")
     with monkeypatch.context() as broken, opened(one) as reader:
+        assert one.flush(10)
         one._file_system.pieces.memory.clear()
 
         def fail(*_: object) -> None:
