@@ -14,7 +14,7 @@ import stat
 import sys
 from typing import Any
 
-from fluxon_gop.errors import SourcePermissionError
+from fluxon_gop.errors import SourceError, SourcePermissionError
 from fluxon_gop.sources.local import LocalSource, open_regular
 
 _SYS_OPENAT2 = 437
@@ -43,7 +43,11 @@ class BeneathSource(LocalSource):
         return open_regular(self._relpath, self.name, self._opener)
 
     def _opener(self, relpath: str, flags: int) -> int:
-        root = os.open(self._root, _O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            root = os.open(self._root, _O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            text = f"{self._root}: the root of the export cannot be opened: {error.strerror}"
+            raise SourceError(text, source=self._root) from error
         try:
             return open_beneath(root, relpath, flags)
         except OSError as error:

@@ -83,7 +83,12 @@ def _made(kind: Any, given: Mapping[str, Any], where: str) -> Any:
 def _known(given: Mapping[str, Any], names: set[str], where: str) -> None:
     unknown = sorted(set(given) - names)
     if unknown:
-        text = f"{where}: unknown: {', '.join(unknown)}; want some of {', '.join(sorted(names))}"
+        hint = (
+            " (index, users and request_identity stand before the first table)"
+            if where.startswith("[")
+            else ""
+        )
+        text = f"{where}: unknown: {', '.join(unknown)}; want some of {', '.join(sorted(names))}{hint}"
         raise InvalidRequestError(text)
 
 
@@ -100,7 +105,7 @@ def _beside(folder: Path, value: Any) -> str:
     if not isinstance(value, str):
         text = f"a path or address is a {type(value).__name__}: want a str"
         raise TypeError(text)
-    return value if not value or "://" in value else str(folder / value)
+    return value if not value or "://" in value else str(folder / Path(value).expanduser())
 
 
 def _identity(given: Any) -> Identity | None:

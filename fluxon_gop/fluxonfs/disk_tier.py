@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import shutil
 import stat
@@ -26,6 +27,8 @@ from fluxon_gop.errors import InvalidRequestError, SourcePermissionError
 from fluxon_gop.fluxonfs.file_lock import FileLock
 from fluxon_gop.fluxonfs.piece_folder import PieceFolder
 from fluxon_gop.fluxonfs.piece_key import PieceKey
+
+_log = logging.getLogger(__name__)
 
 MAGIC = b"fgop-piece-1\n"
 HEAD_BYTES = len(MAGIC) + 32
@@ -65,14 +68,14 @@ class DiskTier:
         self._counts = dict.fromkeys(("disk_errors", "disk_bypassed", "disk_corrupt", "disk_evicted"), 0)
         try:
             self._folder.open()
-        except NotADirectoryError:
-            text = f"{self._folder.path}: is a file, want a folder for cached pieces"
+        except (NotADirectoryError, FileExistsError):
+            text = f"{self._folder.path}: a file is in the way, want a folder for cached pieces"
             raise InvalidRequestError(text) from None
         except SourcePermissionError:
             raise
-        except OSError:
+        except OSError as error:
             # A disk that is not there yet.
-            self._failed("put")
+            self._failed("put", error)
         forks.watch(self)
 
     def after_fork(self) -> None:
@@ -100,8 +103,8 @@ class DiskTier:
         place = _place(key)
         try:
             folder = self._folder.open()
-        except OSError:
-            self._failed("get")
+        except OSError as error:
+            self._failed("get", error)
             return None
         try:
             data, used = _read(place, folder, HEAD_BYTES + key.nbytes + 1)
@@ -112,7 +115,7 @@ class DiskTier:
                 # A link or a folder in a piece's place is no fault of the disk.
                 self._refused(place, folder)
             else:
-                self._failed("get")
+                self._failed("get", error)
             return None
         view = memoryview(data)
         if len(data) != HEAD_BYTES + key.nbytes or view[:HEAD_BYTES] != _head(key, view[HEAD_BYTES:]):
@@ -134,8 +137,8 @@ class DiskTier:
                 # The folder was deleted meanwhile.
                 self._folder.reopen()
                 return self._put(key, data)
-        except OSError:
-            self._failed("put")
+        except OSError as error:
+            self._failed("put", error)
             return False
 
     def claim(self, key: PieceKey) -> bool:
@@ -154,8 +157,8 @@ class DiskTier:
                     except FileNotFoundError:
                         self._claims = FileLock("claims", folder=self._folder.reopen())
                 return self._claims.try_lock(key.number)
-        except OSError:
-            self._failed("put")
+        except OSError as error:
+            self._failed("put", error)
             return True
 
     def unclaim(self, key: PieceKey) -> None:
@@ -271,8 +274,11 @@ class DiskTier:
             # A folder; ours is the only hand that may have made it.
             shutil.rmtree(place, ignore_errors=True, dir_fd=folder)
 
-    def _failed(self, what: str) -> None:
+    def _failed(self, what: str, error: OSError) -> None:
         self._count("disk_errors")
+        _log.warning(
+            "%s: the disk tier is bypassed for %g s: %s", self._folder.path, self._retry_seconds, error
+        )
         self._resting_until[what] = time.monotonic() + self._retry_seconds
 
     def _count(self, name: str, n: int = 1) -> None:

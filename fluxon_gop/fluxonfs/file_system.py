@@ -58,6 +58,9 @@ class FluxonFsCache:
         if not 0 <= seconds < 1e9:
             text = f"disk_retry_seconds is {seconds}: want 0 or more seconds"
             raise InvalidRequestError(text)
+        if self.disk_path is not None and 0 < self.disk_bytes < self.piece_bytes + 1024:
+            text = f"disk_bytes is {self.disk_bytes}: want room for a piece of {self.piece_bytes} bytes, or 0 for no tier"
+            raise InvalidRequestError(text)
         if isinstance(self.disk_path, str) and (not self.disk_path or "\0" in self.disk_path):
             text = "disk_path must be non-empty, without a NUL"
             raise InvalidRequestError(text)
@@ -115,7 +118,7 @@ class FileSystem:
         """
         export = self._exports.get(name)
         if export is None:
-            text = f"export {name!r}: no such export"
+            text = f"export {name!r}: no such export; there are: {', '.join(self._exports) or 'none'}"
             raise SourceNotFoundError(text, source=name, export_name=name)
         return export
 

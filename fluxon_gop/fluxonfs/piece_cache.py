@@ -103,8 +103,8 @@ class PieceCache:
         nbytes = sum(pieces.key(index).nbytes for index in absent)
         on_disk = len(indices) - in_memory - len(absent)
         return (
-            f"{len(indices)} pieces: {in_memory} in memory, {on_disk} on disk, {len(absent)} to fetch "
-            f"({len(runs)} requests, {nbytes:,} bytes)"
+            f"{_count_of(len(indices), 'piece')}: {in_memory} in memory, {on_disk} on disk, {len(absent)} to fetch "
+            f"({_count_of(len(runs), 'request')}, {nbytes:,} bytes)"
         )
 
     def close(self) -> bool:
@@ -369,3 +369,7 @@ class PieceCache:
         except RuntimeError as error:
             for read in reads:
                 read.fail(error)
+
+
+def _count_of(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -56,9 +56,15 @@ class PieceFolder:
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        theirs = status.st_uid != os.geteuid()
+        if theirs or status.st_mode & 0o022:
             os.close(descriptor)
-            text = f"{self.path}: others may write into this folder of cached pieces; make it yours (chmod 700)"
+            why = (
+                "is another user's"
+                if theirs
+                else "may be written into by others (chmod 700 makes it yours)"
+            )
+            text = f"{self.path}: this folder of cached pieces {why}; want one of your own"
             raise SourcePermissionError(text, source=self.path)
         return descriptor
 
