@@ -298,11 +298,10 @@ def test_one_bad_address_spoils_its_own_request_only(media):
 
 
 @pytest.mark.parametrize("status", [412, 416, 500, 404, 403])
-def test_any_answer_is_a_typed_error(media, server, status, monkeypatch):
+def test_any_answer_is_a_typed_error(media, server, status):
     """Whatever status comes first, one video's request fails with a SourceError and the batch goes on."""
-    monkeypatch.setattr("fluxon_gop.sources.object_store.MAX_RETRIES", 0)
     server.hook = lambda info: Fault(status=status) if info.path == "vp9.mp4" else None
-    with fg.VideoReaderPool(storage_options={"timeout": "9s"}) as pool:
+    with fg.VideoReaderPool(storage_options={"timeout": "9s", "max_retries": 0}) as pool:
         requests = [fg.VideoReadRequest(server.url(f"{name}.mp4"), [0]) for name in ("vp9", "bframes")]
         bad, good = pool.read_many(requests, on_error="skip")
     assert isinstance(bad.error, fg.SourceError)

@@ -206,11 +206,10 @@ def test_a_cut_answer_is_an_error(http, file):
         source.read(0, 100)
 
 
-def test_a_silent_server_is_a_deadline_error(http, file, monkeypatch):
+def test_a_silent_server_is_a_deadline_error(http, file):
     """No answer within the time limit is the builtin's TimeoutError too."""
-    monkeypatch.setattr("fluxon_gop.sources.object_store.MAX_RETRIES", 0)
     http.hook = lambda _: Fault(delay_s=1)
-    source = fg.ObjectStoreSource(http.url(file.name), {"timeout": "300ms"})
+    source = fg.ObjectStoreSource(http.url(file.name), {"timeout": "300ms", "max_retries": 0})
     with pytest.raises(fg.DeadlineError, match="no answer within"):
         source.read(0, 100)
 

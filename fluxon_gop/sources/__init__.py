@@ -12,6 +12,7 @@ from fluxon_gop.sources.local import LocalSource
 from fluxon_gop.sources.memory import MemorySource
 from fluxon_gop.sources.object_store import ObjectStoreSource
 from fluxon_gop.sources.range_source import Buffer, RangeSource, SourceAddress, is_source
+from fluxon_gop.sources.stores import SCHEMES
 from fluxon_gop.sources.trace import Trace, TracedSource
 
 __all__ = [
@@ -36,7 +37,7 @@ def open_source(
     """Return the source of this address; a source is returned as it is. No IO.
 
     Raises:
-        InvalidRequestError: the scheme is none of path, ``file://``, ``http(s)://``.
+        InvalidRequestError: the scheme is none of path, ``file://``, ``http(s)://``, ``s3://``, ``gs://``, ``az://``.
     """
     if not isinstance(uri, str | os.PathLike):
         if is_source(uri):
@@ -61,9 +62,9 @@ def open_source(
             text = f"{text_uri}: want file:///path, on this machine"
             raise InvalidRequestError(text)
         return LocalSource(unquote(parts.path))
-    if scheme in {"http", "https"}:
+    if scheme in SCHEMES:
         return ObjectStoreSource(text_uri, storage_options)
-    text = f"{scheme}:// is not supported: want a path, file://, http:// or https://"
+    text = f"{scheme}:// is not supported: want a path, file://, or one of {', '.join(sorted(SCHEMES))}"
     raise InvalidRequestError(text)
 
 

@@ -1,26 +1,20 @@
-"""Files behind http(s), read through obstore with the version pinned on every read.
-
-obstore's threads do not live in a forked child, where a read would hang for ever: a source used in a
-child of a process that has read through obstore raises ForkedProcessError at once.
-"""
+"""Files on object stores and behind http(s), read through obstore with the version pinned on every read."""
 
 from __future__ import annotations
 
-import os
-import threading
+import asyncio
+import re
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore import exceptions as store_errors
-from obstore.store import HTTPStore
 
 from fluxon_gop.errors import (
-    ClosedError,
     DeadlineError,
-    ForkedProcessError,
     InvalidRequestError,
     ShortReadError,
     SourceError,
@@ -28,208 +22,180 @@ from fluxon_gop.errors import (
     SourcePermissionError,
 )
 from fluxon_gop.model import Signature
-from fluxon_gop.sources.range_source import Buffer, changed, check_range
+from fluxon_gop.sources.range_source import changed
+from fluxon_gop.sources.remote import DeniedError, RemoteSource, TransientError
+from fluxon_gop.sources.stores import SCHEMES, StoreHandle, host_for, store_for
 
-if TYPE_CHECKING:
-    from obstore import GetResult, ObjectMeta
-    from obstore.store import ClientConfig
-
-REQUEST_TIMEOUT = timedelta(seconds=30)
-"""Limit of one request, from its start to the last byte of its answer."""
-CONNECT_TIMEOUT = timedelta(seconds=5)
-MAX_RETRIES = 3
-RETRY_TIMEOUT = timedelta(seconds=60)
-
-_lock = threading.Lock()
+_STATUS = re.compile(r"status code: (\d{3})")
+_TRANSIENT = frozenset({408, 425, 429})
+"""Besides 5xx, statuses after which another try may succeed."""
 
 
-def _new_lock() -> None:
-    global _lock  # noqa: PLW0603 - in a forked child another thread's lock is held for ever
-    _lock = threading.Lock()
+class ObjectStoreSource(RemoteSource):
+    """One file on ``s3://``, ``gs://``, ``az://`` or behind ``http(s)://``.
 
-
-os.register_at_fork(after_in_child=_new_lock)
-_stores: dict[tuple[str, tuple[tuple[str, Any], ...]], HTTPStore] = {}
-_runtime_pid: int | None = None
-
-
-def _claim_runtime(name: str) -> None:
-    """Note that obstore's threads live in this process, or refuse where they live in the parent."""
-    global _runtime_pid  # noqa: PLW0603 - one IO runtime a process is obstore's own design
-    if _runtime_pid is None:
-        _runtime_pid = os.getpid()
-    elif _runtime_pid != os.getpid():
-        text = (
-            f"{name}: read in a forked child of process {_runtime_pid}, which has already read from a "
-            "remote store; its IO threads do not live here. Start workers with 'spawn' or 'forkserver', "
-            "or read nothing remote before the fork"
-        )
-        raise ForkedProcessError(text, source=name, parent=_runtime_pid)
-
-
-class ObjectStoreSource:
-    """One file behind http(s). The version is (size, etag), or (size, Last-Modified) without an etag.
-
-    A pinned strong etag travels as If-Match; other versions are compared with each answer's own.
+    The version is (size, etag), or (size, Last-Modified) without an etag. A pinned strong etag travels as If-Match;
+    other versions are compared with each answer's own.
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
         """Name the file; no request is made yet.
 
         Args:
-            url: ``http://`` or ``https://``; a query string is sent as it is and never shown.
-            storage_options: obstore's client options (``timeout``, ``default_headers``...).
+            url: ``s3://bucket/key`` and the like, or ``http(s)://`` (a query string is sent as it is and never shown).
+            storage_options: of the store (credentials, region, endpoint) and of its client (``timeout``,
+                ``default_headers``, ``proxy_url``, ``root_certificate``...), in obstore's and lance's names; ours are in
+                docs/remote.md.
+
+        Raises:
+            InvalidRequestError: no such address, or options that no store can be opened with.
         """
-        try:
-            url.encode()
-            parts = urlsplit(url)
-            port = f":{parts.port}" if parts.port else ""
-            path = unquote(parts.path)
-        except ValueError as error:
-            text = f"no http address: {str(error).split('://', 1)[0]}"
-            raise InvalidRequestError(text) from None
-        folders = path.split("/")
-        if parts.scheme not in {"http", "https"} or not parts.hostname or "\0" in path or ".." in folders:
-            text = f"{parts.scheme}://{parts.hostname}/...: want a full http:// or https:// address, without '..'"
-            raise InvalidRequestError(text)
-        self._name = f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+        self._given = dict(storage_options or {})
         self._url = url
-        self._options = dict(storage_options or {})
-        if parts.query:
-            self._base, self._path = url, ""
-        else:
-            self._base, self._path = f"{parts.scheme}://{parts.netloc}", unquote(parts.path).lstrip("/")
-        self._signature: Signature | None = None
-        self._closed = False
+        name, self._base, self._path, self._shared = _parsed(url)
+        self._handle = self._store()
+        self._renewing = asyncio.Lock()
+        super().__init__(
+            name, self._handle.options, host_for(self._base.split("?", 1)[0], self._handle.options)
+        )
 
-    @property
-    def name(self) -> str:
-        """The address without user, password and query."""
-        return self._name
+    def _store(self) -> StoreHandle:
+        name = _parsed(self._url)[0]
+        return store_for(self._base, self._given, name, keep=self._shared)
 
-    @property
-    def signature(self) -> Signature:
-        """The pinned or first seen version; one HEAD where nothing was read yet."""
-        if self._signature is None:
-            meta = self._call(lambda store: obstore.head(store, self._path))
-            self._signature = _signature(meta)
-        return self._signature
-
-    def pin(self, signature: Signature) -> None:
-        """Make every read ask for this version; raises where another one was seen."""
-        if self._signature is not None and not self._signature.fits(signature):
-            raise changed(self.name, signature, self._signature)
-        self._signature = signature
-
-    def read(self, start: int, stop: int) -> Buffer:
-        """Return bytes ``[start, stop)`` by one GET."""
-        check_range(self.name, start, stop)
-        data, _ = self._get(start, stop)
-        if len(data) != stop - start:
-            text = f"{self.name}: asked for bytes [{start}, {stop}), got {len(data)}: the file ends there"
-            raise ShortReadError(text, source=self.name, start=start, stop=stop, got=len(data))
-        return data
-
-    def read_head(self, size: int) -> Buffer:
-        """Return the first ``size`` bytes or the whole file by one GET; the version is known after it."""
-        data, meta = self._get(0, size)
-        want = min(size, meta.size)
-        if len(data) != want:
-            text = f"{self.name}: asked for bytes [0, {want}), got {len(data)}"
-            raise ShortReadError(text, source=self.name, start=0, stop=want, got=len(data))
-        return data
-
-    def close(self) -> None:
-        """Refuse further reads. The connections belong to the process and stay warm."""
-        self._closed = True
-
-    def _get(self, start: int, stop: int) -> tuple[memoryview, Signature]:
+    async def _attempt(self, start: int, stop: int) -> tuple[memoryview, Signature]:
         options: dict[str, Any] = {"range": (start, stop)}
         pinned = self._signature
         if pinned is not None and pinned.etag is not None and not pinned.etag.startswith("W/"):
             options["if_match"] = pinned.etag
-
-        def get(store: HTTPStore) -> tuple[memoryview, Signature]:
-            result: GetResult = obstore.get(store, self._path, options=options)  # type: ignore[arg-type]
+        seen = (self._handle, self._handle.generation)
+        sent = time.perf_counter()
+        try:
+            result = await obstore.get_async(self._handle.store, self._path, options=options)  # type: ignore[arg-type]
+            answered = time.perf_counter()
             meta = _signature(result.meta)
-            return memoryview(result.bytes()), meta
-
-        data, meta = self._call(get)
-        if pinned is None:
-            self._signature = meta
-        elif not pinned.fits(meta):
-            raise changed(self.name, pinned, meta)
+            data = memoryview(await result.bytes_async())
+        except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
+            if start == 0 and _status(error) == 416:
+                # No byte of an empty file can be asked for.
+                meta = await self._ask_once()
+                if not meta.size:
+                    return memoryview(b""), meta
+            raise self._typed(error, start, stop, seen) from None
+        self._host.measure(answered - sent, time.perf_counter() - answered, len(data))
         return data, meta
 
-    def _call(self, request: Any) -> Any:
-        if self._closed:
-            text = f"{self.name}: the source is closed"
-            raise ClosedError(text)
-        _claim_runtime(self.name)
-        # None of the causes is shown: they tell the address as it was given, with its secrets.
+    async def _ask_once(self) -> Signature:
+        seen = (self._handle, self._handle.generation)
         try:
-            return request(_store(self._base, self._options))
-        except store_errors.PreconditionError:
+            return _signature(await obstore.head_async(self._handle.store, self._path))
+        except store_errors.PermissionDeniedError:
+            # An address signed for GET: the first byte's answer tells the version too.
+            _, meta = await self._attempt(0, 1)
+            return meta
+        except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
+            raise self._typed(error, 0, 0, seen) from None
+
+    async def _renew(self, seen: Any) -> bool:
+        handle, generation = seen
+        renew = handle.options.renew
+        if renew is None:
+            return False
+        if not self._base.startswith("http"):
+            renewed: bool = await handle.renew(self._name, generation)
+            return renewed
+        async with self._renewing:
+            if (self._handle, self._handle.generation) != seen:
+                return True
+            fresh = await asyncio.to_thread(renew, self._name)
+            if isinstance(fresh, str):
+                _, self._base, self._path, self._shared = _parsed(fresh)
+                self._url = fresh
+                self._handle = self._store()
+                return True
+        taken: bool = await handle.renew_with(fresh, generation, self._name)
+        return taken
+
+    def _typed(self, error: Exception, start: int, stop: int, seen: Any) -> Exception:
+        """Return obstore's error as one of ours. None of the causes is shown: they tell the address with its secrets."""
+        name = self.name
+        status = _status(error)
+        if isinstance(error, store_errors.PreconditionError):
             if self._signature is None:
-                text = f"{self.name}: the server answers 412 to a request without a condition"
-                raise SourceError(text, source=self.name) from None
-            raise changed(self.name, self._signature, Signature(-1, "another (412)")) from None
-        except (store_errors.NotFoundError, FileNotFoundError):
-            text = f"{self.name}: no such file"
-            raise SourceNotFoundError(text, source=self.name) from None
-        except (store_errors.PermissionDeniedError, store_errors.UnauthenticatedError):
-            text = f"{self.name}: the server refuses the read"
-            raise SourcePermissionError(text, source=self.name) from None
-        except (store_errors.BaseError, OSError, ValueError, TypeError) as error:
-            reason = str(error).split("\n", 1)[0].replace(self._url, self.name)
-            if "kind: Timeout" in str(error) or "timed out" in str(error):
-                limit = self._options.get("timeout", REQUEST_TIMEOUT)
-                text = f"{self.name}: no answer within the limit of a request ({limit})"
-                raise DeadlineError(text, source=self.name) from None
-            text = f"{self.name}: {_without_query(reason)}"
-            raise SourceError(text, source=self.name) from None
-
-    def __reduce__(self) -> tuple[type[ObjectStoreSource], tuple[str, dict[str, Any]]]:
-        """Pickle address and options, credentials in them included: a worker needs them to read."""
-        return (ObjectStoreSource, (self._url, self._options))
-
-    def __repr__(self) -> str:
-        """Show the address without secrets."""
-        return f"ObjectStoreSource({self.name!r})"
-
-
-def _without_query(reason: str) -> str:
-    """Cut query strings, where signed addresses carry their secret, out of a message."""
-    return " ".join(word.split("?", 1)[0] if "://" in word else word for word in reason.split(" "))
-
-
-def _signature(meta: ObjectMeta) -> Signature:
-    modified = meta["last_modified"]
-    etag = meta["e_tag"] or None
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    mtime_ns = int((modified - epoch) / timedelta(microseconds=1)) * 1000
-    return Signature(meta["size"], etag, mtime_ns or None)
-
-
-def _store(base: str, options: Mapping[str, Any]) -> HTTPStore:
-    """Return the process's store for this host and these options, so that connections are reused."""
-    key = (base, tuple(sorted((name, repr(value)) for name, value in options.items())))
-    with _lock:
-        store = _stores.get(key)
-        if store is None:
-            store = HTTPStore.from_url(
-                base,
-                client_options=cast(
-                    "ClientConfig",
-                    {
-                        "allow_http": True,
-                        "timeout": REQUEST_TIMEOUT,
-                        "connect_timeout": CONNECT_TIMEOUT,
-                        **options,
-                    },
-                ),
-                retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
+                return SourceError(f"{name}: 412 to a request without a condition", source=name)
+            return changed(name, self._signature, Signature(-1, "another (412)"))
+        if isinstance(error, store_errors.NotFoundError | FileNotFoundError):
+            return SourceNotFoundError(f"{name}: no such file", source=name)
+        if isinstance(error, store_errors.PermissionDeniedError | store_errors.UnauthenticatedError):
+            return DeniedError(
+                SourcePermissionError(f"{name}: the store refuses the read", source=name), seen
             )
-            if "?" not in base:
-                _stores[key] = store
-        return store
+        if status == 416:
+            text = f"{name}: asked for bytes [{start}, {stop}), got 0: the file ends before"
+            return ShortReadError(text, source=name, start=start, stop=stop, got=0)
+        if status is not None and status not in _TRANSIENT and status < 500:
+            return SourceError(f"{name}: the store answers {status}", source=name)
+        if isinstance(error, store_errors.NotSupportedError):
+            return SourceError(f"{name}: the server answers without the range asked for", source=name)
+        reason = "" if status is None else f": {status}"
+        if "kind: Timeout" in str(error) or "timed out" in str(error):
+            return TransientError(DeadlineError(f"{name}: no answer in time", source=name))
+        return TransientError(SourceError(f"{name}: {_words(error)}{reason}", source=name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle address and options, credentials in them included: a worker needs them to read."""
+        return (ObjectStoreSource, (self._url, self._given))
+
+
+def _parsed(url: str) -> tuple[str, str, str, bool]:
+    """Return name, the store's address, the path in it, and whether other files share that store."""
+    try:
+        url.encode()
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError as error:
+        text = f"no address of a file: {str(error).split('://', 1)[0]}"
+        raise InvalidRequestError(text) from None
+    scheme = parts.scheme.lower()
+    shown = f"{scheme}://{parts.hostname or ''}{port}{parts.path}"
+    if scheme not in SCHEMES:
+        text = f"{scheme}:// is not supported: want {', '.join(sorted(SCHEMES))}"
+        raise InvalidRequestError(text)
+    web = scheme in {"http", "https"}
+    if web:
+        path = unquote(parts.path)
+    else:
+        # A key is taken as it is: there is no escaping, and '?' and '#' may be part of it.
+        bucket, _, path = url.split("://", 1)[1].partition("/")
+        shown = f"{scheme}://{bucket.rpartition('@')[2]}/{path}"
+        if "@" in bucket and scheme not in {"abfs", "abfss"}:
+            text = f"{shown}: credentials belong into storage_options, not into the address"
+            raise InvalidRequestError(text)
+        if scheme in {"abfs", "abfss"}:
+            shown = f"{scheme}://{bucket}/{path}"
+    if not parts.hostname or "\0" in path or ".." in path.split("/") or not (web or path):
+        text = f"{scheme}://{parts.hostname}/...: want a full address of one file, without '..'"
+        raise InvalidRequestError(text)
+    if web and parts.query:
+        return shown, url, "", False
+    base = f"{parts.scheme}://{parts.netloc}" if web else f"{parts.scheme}://{bucket}"
+    return shown, base, path.lstrip("/"), True
+
+
+def _signature(meta: Any) -> Signature:
+    """Return size, etag and time of an answer; a time of 1970 stands for none."""
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    mtime_ns = int((meta["last_modified"] - epoch) / timedelta(microseconds=1)) * 1000
+    return Signature(meta["size"], meta["e_tag"] or None, mtime_ns or None)
+
+
+def _status(error: Exception) -> int | None:
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _words(error: Exception) -> str:
+    """Return what went wrong without any address: its query may be a signature."""
+    line = str(error).split("\n", 1)[0]
+    words = ["..." if "://" in word else word for word in line.split(" ")]
+    return " ".join(words)[:300]

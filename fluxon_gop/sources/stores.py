@@ -1,0 +1,123 @@
+"""The process's connections to object stores: one store for each address and options, renewed for all its sources."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from obstore.store import HTTPStore, from_url
+
+from fluxon_gop.errors import InvalidRequestError
+from fluxon_gop.sources.host import Host
+from fluxon_gop.sources.options import RemoteOptions, parse_options
+
+SCHEMES = frozenset({"http", "https", "s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"})
+_Key = tuple[str, tuple[tuple[str, Any], ...]]
+
+
+class StoreHandle:
+    """A store and what renews it. ``generation`` counts the renewals."""
+
+    def __init__(self, base: str, given: Mapping[str, Any], shown: str) -> None:
+        """Open no connection yet. ``shown`` stands for the address in messages."""
+        self.options = parse_options(given)
+        self.generation = 0
+        self._given = dict(given)
+        self._base = base
+        self._shown = shown
+        self._renewing = asyncio.Lock()
+        self.store = self._open()
+
+    def _open(self) -> Any:
+        options = self.options
+        more: dict[str, Any] = {}
+        if options.credential_provider is not None:
+            more["credential_provider"] = options.credential_provider
+        if options.store:
+            more["config"] = dict(options.store)
+        client: dict[str, Any] = {
+            "timeout": timedelta(seconds=options.attempt_seconds),
+            "connect_timeout": timedelta(seconds=options.connect_seconds),
+            **options.client,
+        }
+        if self._base.startswith("http"):
+            client.setdefault("allow_http", True)
+        open_store: Any = HTTPStore.from_url if self._base.startswith("http") else from_url
+        try:
+            # Further tries are ours: obstore's own would hide them, and know nothing of a read's deadline.
+            return open_store(self._base, client_options=client, retry_config={"max_retries": 0}, **more)
+        except Exception as error:  # noqa: BLE001 - obstore raises many kinds, some of them about a secret's value
+            text = f"{self._shown}: no store can be opened with these options: {_kind(error)}"
+            raise InvalidRequestError(text) from None
+
+    async def renew(self, name: str, seen: int) -> bool:
+        """Renew the credentials unless somebody has since generation ``seen``; return whether there is a way to."""
+        if self.options.renew is None:
+            return False
+        async with self._renewing:
+            if self.generation == seen:
+                self._take(await asyncio.to_thread(self.options.renew, name), name)
+        return True
+
+    async def renew_with(self, fresh: Any, seen: int, name: str) -> bool:
+        """Take fresh storage options, unless somebody has renewed since."""
+        async with self._renewing:
+            if self.generation == seen:
+                self._take(fresh, name)
+        return True
+
+    def _take(self, fresh: Any, name: str) -> None:
+        if not isinstance(fresh, Mapping):
+            text = f"renew returned a {type(fresh).__name__} for {name}: want storage options"
+            raise InvalidRequestError(text)
+        self._given |= fresh
+        self.options = parse_options(self._given)
+        self.store = self._open()
+        self.generation += 1
+
+
+def _kind(error: Exception) -> str:
+    """Return an error's first line where it names an option, else its class: values may be secrets."""
+    line = str(error).split("\n", 1)[0]
+    return line if "not a valid" in line.lower() or "unknown" in line.lower() else type(error).__name__
+
+
+_lock = threading.Lock()
+_handles: dict[_Key, StoreHandle] = {}
+_hosts: dict[tuple[str, int, int], Host] = {}
+
+
+def _forget() -> None:
+    """In a forked child: connections are the parent's, and its lock may be held for ever."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    _handles.clear()
+    _hosts.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def store_for(base: str, given: Mapping[str, Any], shown: str, *, keep: bool = True) -> StoreHandle:
+    """Return the process's store for this address and these options, so that connections are reused."""
+    if not keep:
+        return StoreHandle(base, given, shown)
+    key = (base, tuple(sorted((name, repr(value)) for name, value in given.items())))
+    with _lock:
+        handle = _handles.get(key)
+        if handle is None:
+            handle = _handles[key] = StoreHandle(base, given, shown)
+        return handle
+
+
+def host_for(place: str, options: RemoteOptions) -> Host:
+    """Return what the process knows of a host (or bucket)."""
+    key = (place, options.max_requests, options.max_bytes)
+    with _lock:
+        if key not in _hosts:
+            _hosts[key] = Host(options.max_requests, options.max_bytes)
+        return _hosts[key]
