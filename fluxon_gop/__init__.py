@@ -41,9 +41,11 @@ from fluxon_gop.pool import VideoReaderPool
 from fluxon_gop.reader import VideoReader
 from fluxon_gop.requests import VideoReadRequest, VideoReadResult
 from fluxon_gop.sources import (
+    FsspecSource,
     LocalSource,
     MemorySource,
     ObjectStoreSource,
+    ObspecSource,
     RangeSource,
     Trace,
     TracedSource,
@@ -64,6 +66,7 @@ __all__ = [
     "ForkedProcessError",
     "FrameIndexError",
     "FrameTimestampError",
+    "FsspecSource",
     "IndexMissingError",
     "IndexTable",
     "IndexTableError",
@@ -74,6 +77,7 @@ __all__ = [
     "Mp4Error",
     "NotMp4Error",
     "ObjectStoreSource",
+    "ObspecSource",
     "PlannedVideo",
     "RangeSource",
     "ReadStats",

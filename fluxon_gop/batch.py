@@ -13,6 +13,7 @@ from fluxon_gop.errors import ClosedError, FluxonGopError, FrameIndexError, Sour
 from fluxon_gop.frame_set import FrameSet, Wanted
 from fluxon_gop.index_job import look_up
 from fluxon_gop.index_table import IndexTable
+from fluxon_gop.jobs import Deadline
 from fluxon_gop.prefetch import Crew
 from fluxon_gop.reader import VideoReader
 from fluxon_gop.reader_cache import Lease, ReaderCache
@@ -42,12 +43,14 @@ class Batch:
         readers: Readers,
         table: IndexTable | None,
         budget: Budget,
+        deadline: Deadline | None = None,
     ) -> None:
         """Take checked requests; nothing is leased yet."""
         self._requests = list(requests)
         self._readers = readers
         self._table = table
         self._budget = budget
+        self._deadline = deadline
         self._results: list[VideoReadResult | None] = [None] * len(self._requests)
         self._members: list[list[int]] = []
         self._leased: list[Lease[ReaderKey, VideoReader]] = []
@@ -173,7 +176,7 @@ class Batch:
             (reader.read_job(frames, stats, alone=alone), stats)
             for reader, frames, stats in zip(readers, wanted, self._stats, strict=True)
         ]
-        self._crew = Crew(jobs, self._budget)
+        self._crew = Crew(jobs, self._budget, self._deadline)
         if self._stopped:
             self._crew.stop()
         return self._crew
@@ -184,7 +187,7 @@ class Batch:
         for member in mine:
             one = ReadStats()
             job = reader.read_job(Wanted.of(self._requests[member].frames), one)
-            self._nested = Crew([(job, one)], self._budget)
+            self._nested = Crew([(job, one)], self._budget, self._deadline)
             if self._stopped:
                 self._nested.stop()
             for outcome in self._nested:

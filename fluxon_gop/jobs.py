@@ -14,11 +14,36 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fluxon_gop import threads
+from fluxon_gop.errors import DeadlineError
 from fluxon_gop.ranges import ByteRange
 from fluxon_gop.sources.range_source import Buffer, GroupRead, RangeSource, group_of
 from fluxon_gop.stats import ReadStats, WaveKind
 
 T = TypeVar("T")
+
+
+class Deadline:
+    """The moment at which a call must have ended."""
+
+    def __init__(self, seconds: float) -> None:
+        """Set it ``seconds`` from now."""
+        self._seconds = seconds
+        self._moment = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, 0 where it is over."""
+        return max(self._moment - time.monotonic(), 0.0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is over."""
+        return time.monotonic() >= self._moment
+
+    def error(self, name: str) -> DeadlineError:
+        """Return the error for a video that was not read in time."""
+        text = f"{name}: not read within the call's limit ({self._seconds:g} s)"
+        return DeadlineError(text, source=name)
 
 
 @dataclass(frozen=True)
@@ -64,7 +89,7 @@ def group_reads(wave: Wave) -> list[GroupRead]:
     return [GroupRead(wave.source, start, stop, wave.head) for start, stop in wave.ranges]
 
 
-def run_one(job: Job[T], stats: ReadStats) -> T:
+def run_one(job: Job[T], stats: ReadStats, deadline: Deadline | None = None) -> T:
     """Run one job to its end and return its value, or raise its error.
 
     As a crew of one, without its books: a wave of one read, and a single call, stay on this thread.
@@ -73,7 +98,11 @@ def run_one(job: Job[T], stats: ReadStats) -> T:
         step = next(job)
         while True:
             try:
-                answer = _compute(step) if isinstance(step, Compute) else _fetch(step, stats)
+                answer = _compute(step) if isinstance(step, Compute) else _fetch(step, stats, deadline)
+            except DeadlineError as error:
+                if deadline is not None and deadline.is_over:
+                    raise
+                step = job.throw(error)
             except Exception as error:  # noqa: BLE001 - the job is told, and may go on
                 step = job.throw(error)
             else:
@@ -120,7 +149,7 @@ def _compute(work: Compute) -> list[Buffer]:
     return []
 
 
-def _fetch(wave: Wave, stats: ReadStats) -> list[Buffer]:
+def _fetch(wave: Wave, stats: ReadStats, deadline: Deadline | None) -> list[Buffer]:
     started = time.perf_counter()
     stats.depth += 1
     group = group_of(wave.source)
@@ -133,12 +162,15 @@ def _fetch(wave: Wave, stats: ReadStats) -> list[Buffer]:
             for wanted in wave.ranges
         ]
     try:
-        wait(reads)
+        if wait(reads, None if deadline is None else deadline.left).not_done:
+            assert deadline is not None
+            raise deadline.error(wave.source.name)
         return landed(wave, reads, stats, started)
     finally:
         for read in reads:
             read.cancel()
-        wait([read for read in reads if not read.cancelled()])
+        if group is None:
+            wait([read for read in reads if not read.cancelled()])
 
 
 def read_here(wave: Wave, wanted: ByteRange) -> Future[Buffer]:

@@ -18,10 +18,11 @@ from fluxon_gop.budget import Budget
 from fluxon_gop.errors import ClosedError, ForkedProcessError, InvalidRequestError
 from fluxon_gop.frame_set import Wanted
 from fluxon_gop.index_table import IndexTable
+from fluxon_gop.jobs import Deadline
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.reader import MAX_BATCH_BYTES, VideoReader, check_options
 from fluxon_gop.reader_cache import Lease, ReaderCache
-from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult, check_positive
+from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult, check_positive, check_timeout
 from fluxon_gop.stats import ReadStats
 
 
@@ -42,6 +43,7 @@ class VideoReaderPool:
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         path: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Open nothing yet.
 
@@ -55,7 +57,10 @@ class VideoReaderPool:
                 but for one wave of each batch that is being read and has nothing else to go on with.
             storage_options: for the sources.
             path: "container" or "packet" to force the way of all; None chooses.
+            timeout: seconds after which ``read_many`` waits for no more bytes: what is not read by then is a
+                DeadlineError. A prefetched batch's begin with ``prefetch``. None for no limit but the sources' own.
         """
+        check_timeout(timeout)
         check_positive("max_readers", max_readers)
         check_options(index, num_threads, path)
         check_positive("max_batch_bytes", max_batch_bytes)
@@ -70,6 +75,7 @@ class VideoReaderPool:
             "path": path,
             "max_bytes": self._max_bytes,
         }
+        self._timeout = timeout
         self._readers: Readers = ReaderCache(self._max_readers, self._open_reader)
         self._budget = Budget(self._max_bytes)
         self._lock = threading.Lock()
@@ -106,7 +112,7 @@ class VideoReaderPool:
             batch = requests.take(self)
         else:
             check_requests(requests)
-            batch = Batch(requests, self._readers, self._table, self._budget)
+            batch = self._batch(requests)
         return self._finish(batch, skip=on_error == "skip")
 
     def prefetch(self, requests: Sequence[VideoReadRequest]) -> PrefetchHandle:
@@ -121,7 +127,7 @@ class VideoReaderPool:
         """
         check_requests(requests)
         self._readers.check_open()
-        batch = Batch(requests, self._readers, self._table, self._budget)
+        batch = self._batch(requests)
         batch.fetch_ahead()
         handle = PrefetchHandle(self, batch)
         with self._lock:
@@ -133,6 +139,10 @@ class VideoReaderPool:
             handle.close()
             raise
         return handle
+
+    def _batch(self, requests: Sequence[VideoReadRequest]) -> Batch:
+        deadline = None if self._timeout is None else Deadline(self._timeout)
+        return Batch(requests, self._readers, self._table, self._budget, deadline)
 
     def _finish(self, batch: Batch, *, skip: bool) -> list[VideoReadResult]:
         with self._lock:
@@ -216,7 +226,7 @@ class VideoReaderPool:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the options; readers are opened where the copy is used."""
         options = {name: value for name, value in self._options.items() if name != "max_bytes"}
-        return (_reopen, (self._max_readers, self._max_bytes, options))
+        return (_reopen, (self._max_readers, self._max_bytes, {**options, "timeout": self._timeout}))
 
     def __repr__(self) -> str:
         """Show the counts."""

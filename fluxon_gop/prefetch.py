@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from fluxon_gop import threads
 from fluxon_gop.budget import Budget
 from fluxon_gop.errors import ClosedError
-from fluxon_gop.jobs import Compute, Job, Wave, group_reads, landed, read_here, read_range
+from fluxon_gop.jobs import Compute, Deadline, Job, Wave, group_reads, landed, read_here, read_range
 from fluxon_gop.sources.range_source import Buffer, RangeGroup, group_of
 from fluxon_gop.stats import ReadStats
 
@@ -50,6 +50,9 @@ class _Running(Generic[T]):
     tasks: deque[Callable[[], object]] = field(default_factory=deque)
     calls: set[Future[object]] = field(default_factory=set)
     error: BaseException | None = None
+    ended: bool = False
+    grouped: bool = False
+    """Whether its reads are a group's, which ends them by itself."""
 
 
 class _Signal(Enum):
@@ -73,15 +76,22 @@ class Crew(Generic[T]):
     cancels the reads that have not begun and waits for those that have.
     """
 
-    def __init__(self, jobs: Sequence[tuple[Job[T], ReadStats]], budget: Budget | None = None) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[tuple[Job[T], ReadStats]],
+        budget: Budget | None = None,
+        deadline: Deadline | None = None,
+    ) -> None:
         """Take jobs with the stats to count in.
 
         Args:
             jobs: each is started when the loop begins, or when the crew fetches ahead.
             budget: a wave waits while what others hold and it would exceed this.
+            deadline: at which jobs that wait for bytes end with DeadlineError; calls that have begun go on.
         """
         self._runs = [_Running(n, job, stats) for n, (job, stats) in enumerate(jobs)]
         self._budget = budget or Budget(None)
+        self._deadline = deadline
         self._ready: queue.SimpleQueue[_Running[T] | _Called | _Signal] = queue.SimpleQueue()
         self._waiting: deque[_Running[T]] = deque()
         self._computing: deque[_Running[T]] = deque()
@@ -102,6 +112,9 @@ class Crew(Generic[T]):
             yield from self._early
             yield from self._begin()
             while self._in_flight or self._waiting or self._computing or self._calls:
+                if self._deadline is not None and self._deadline.is_over:
+                    yield from self._out_of_time(self._deadline)
+                    return
                 outcome = self._step()
                 if outcome is not None:
                     yield outcome
@@ -146,7 +159,11 @@ class Crew(Generic[T]):
         """Cancel what has not begun, wait for what has, and close the jobs."""
         pending: list[Future[Any]] = []
         for run in self._runs:
-            pending += run.futures
+            if run.grouped:
+                for future in run.futures:
+                    future.cancel()
+            else:
+                pending += run.futures
             pending += run.calls
         for future in pending:
             future.cancel()
@@ -173,7 +190,20 @@ class Crew(Generic[T]):
             # All that is held belongs to jobs that wait themselves: one of them goes first.
             self._launch(self._waiting.popleft(), force=True)
             self._send()
-        return self._take(self._ready.get())
+        try:
+            return self._take(
+                self._ready.get(timeout=None if self._deadline is None else self._deadline.left)
+            )
+        except queue.Empty:
+            return None
+
+    def _out_of_time(self, deadline: Deadline) -> Iterator[Outcome[T]]:
+        """End all jobs that have not ended."""
+        for run in self._runs:
+            if not run.ended:
+                run.ended = True
+                name = run.wave.source.name if run.wave is not None else "a batch"
+                yield Outcome(run.number, error=deadline.error(name))
 
     def _take(self, event: _Running[T] | _Called | _Signal) -> Outcome[T] | None:
         if isinstance(event, _Running):
@@ -214,6 +244,7 @@ class Crew(Generic[T]):
                 if not self._launch(run):
                     self._waiting.append(run)
             return None
+        run.ended = True
         self._release(run)
         self._admit()
         return outcome
@@ -300,14 +331,14 @@ class Crew(Generic[T]):
         run.stats.depth = (run.stats.depth if depth is None else depth) + 1
         self._depth = max(self._depth, run.stats.depth)
         run.started = time.perf_counter()
-        run.left = len(wave.ranges)
+        run.left, run.grouped = len(wave.ranges), False
         group = group_of(wave.source)
         if not wave.ranges:
             run.futures = []
             self._ready.put(run)
         elif group is not None:
             # Sent with the waves of the group's other sources.
-            run.futures = []
+            run.futures, run.grouped = [], True
             self._gathered.setdefault(id(group), (group, []))[1].append(run)
         elif len(self._runs) == 1 and run.left == 1 and not self._fetching:
             run.futures = [read_here(wave, wave.ranges[0])]

@@ -30,7 +30,7 @@ from fluxon_gop.frame_set import FrameSet, UInt8Array, Wanted
 from fluxon_gop.index_job import index_job, look_up
 from fluxon_gop.index_rows import Key
 from fluxon_gop.index_table import Damaged, Hint, IndexTable, Row
-from fluxon_gop.jobs import Job, Wave, run_one
+from fluxon_gop.jobs import Deadline, Job, Wave, run_one
 from fluxon_gop.model import Signature, VideoIndex
 from fluxon_gop.packets import OrderMismatchError, RowMismatchError
 from fluxon_gop.plan import Path, VideoPlan
@@ -43,6 +43,7 @@ from fluxon_gop.requests import (
     check_size,
     check_stream,
     check_threads,
+    check_timeout,
 )
 from fluxon_gop.sources import RangeSource, is_source, open_source
 from fluxon_gop.stats import ReadStats, WaveKind
@@ -69,11 +70,14 @@ class VideoReader:
         storage_options: Mapping[str, Any] | None = None,
         path: str | None = None,
         max_bytes: int = MAX_BATCH_BYTES,
+        timeout: float | None = None,
     ) -> None:
         """Check the arguments; no IO. Use :meth:`open`, which also gets the index."""
         check_size(height, width)
         check_stream(stream_index)
         check_options(index, num_threads, path)
+        check_timeout(timeout)
+        self._timeout = timeout
         self._uri = uri
         self._storage_options = storage_options
         self._source = open_source(uri, storage_options)
@@ -109,6 +113,7 @@ class VideoReader:
         stream_index: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
         path: str | None = None,
+        timeout: float | None = None,
     ) -> VideoReader:
         """Return a reader with its index at hand.
 
@@ -125,6 +130,8 @@ class VideoReader:
             stream_index: which stream of the file, None for FFmpeg's best video stream.
             storage_options: for the source.
             path: "container" or "packet" to force the way; None chooses.
+            timeout: seconds after which a call waits for no more bytes and raises DeadlineError; None for no limit
+                but the source's own.
 
         Raises:
             SourceError: the file cannot be read.
@@ -140,6 +147,7 @@ class VideoReader:
             stream_index=stream_index,
             storage_options=storage_options,
             path=path,
+            timeout=timeout,
         )
         try:
             reader.fetch_index()
@@ -295,6 +303,7 @@ class VideoReader:
             "storage_options": self._storage_options,
             "path": self._choices.path,
             "max_bytes": self._choices.max_bytes,
+            "timeout": self._timeout,
         }
         return (_reopen, (recipe,))
 
@@ -421,7 +430,8 @@ class VideoReader:
             stats = ReadStats()
             try:
                 with self._counting(stats):
-                    return run_one(make_job(stats), stats)
+                    deadline = None if self._timeout is None else Deadline(self._timeout)
+                    return run_one(make_job(stats), stats, deadline)
             finally:
                 self._stats.add(stats)
 

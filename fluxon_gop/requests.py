@@ -121,6 +121,18 @@ def check_positive(name: str, value: Any) -> None:
         raise InvalidRequestError(text)
 
 
+def check_timeout(timeout: Any) -> None:
+    """Refuse a limit that is no positive number of seconds."""
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        text = f"timeout is {timeout!r}, a {type(timeout).__name__}: want seconds or None"
+        raise TypeError(text)
+    if not 0 < timeout < 1e9:
+        text = f"timeout is {timeout}: want a positive number of seconds"
+        raise InvalidRequestError(text)
+
+
 @dataclass(frozen=True)
 class VideoReadRequest:
     """Frames wanted of one video: ``indices`` in any order, repeats allowed, at one output size."""

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from fluxon_gop.errors import InvalidRequestError
+from fluxon_gop.sources.fsspec_file import FsspecSource
 from fluxon_gop.sources.local import LocalSource
 from fluxon_gop.sources.memory import MemorySource
 from fluxon_gop.sources.object_store import ObjectStoreSource
+from fluxon_gop.sources.obspec_store import ObspecSource
 from fluxon_gop.sources.range_source import Buffer, RangeSource, SourceAddress, is_source
 from fluxon_gop.sources.stores import SCHEMES
 from fluxon_gop.sources.trace import Trace, TracedSource
 
 __all__ = [
     "Buffer",
+    "FsspecSource",
     "LocalSource",
     "MemorySource",
     "ObjectStoreSource",
+    "ObspecSource",
     "RangeSource",
     "SourceAddress",
     "Trace",
@@ -64,8 +69,19 @@ def open_source(
         return LocalSource(unquote(parts.path))
     if scheme in SCHEMES:
         return ObjectStoreSource(text_uri, storage_options)
-    text = f"{scheme}:// is not supported: want a path, file://, or one of {', '.join(sorted(SCHEMES))}"
+    if _fsspec_knows(scheme):
+        return FsspecSource(text_uri, storage_options)
+    text = f"{scheme}:// is not supported: want a path, file://, {', '.join(sorted(SCHEMES))}, or a scheme of fsspec's"
     raise InvalidRequestError(text)
+
+
+def _fsspec_knows(scheme: str) -> bool:
+    if importlib.util.find_spec("fsspec") is None:
+        return False
+    from fsspec.registry import known_implementations, registry
+
+    # What has a store of its own, or is no single file.
+    return scheme in known_implementations or scheme in registry
 
 
 def uri_of(uri: str | os.PathLike[str] | RangeSource | SourceAddress) -> str:

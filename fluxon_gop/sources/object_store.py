@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from abc import abstractmethod
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,7 +32,82 @@ _TRANSIENT = frozenset({408, 425, 429})
 """Besides 5xx, statuses after which another try may succeed."""
 
 
-class ObjectStoreSource(RemoteSource):
+class StoreSource(RemoteSource):
+    """One object of a store that answers as obspec says: its version comes with each answer."""
+
+    @abstractmethod
+    async def _get(self, options: dict[str, Any]) -> Any:
+        """Return obspec's answer to a conditional range request."""
+
+    @abstractmethod
+    async def _head(self) -> Any:
+        """Return obspec's metadata of the object."""
+
+    def _stand(self) -> Any:
+        """Return what a renewal is held against: a newer one is no reason to renew again."""
+        return None
+
+    async def _attempt(self, start: int, stop: int) -> tuple[memoryview, Signature]:
+        options: dict[str, Any] = {"range": (start, stop)}
+        pinned = self._signature
+        if pinned is not None and pinned.etag is not None and not pinned.etag.startswith("W/"):
+            options["if_match"] = pinned.etag
+        seen = self._stand()
+        sent = time.perf_counter()
+        try:
+            result = await self._get(options)
+            answered = time.perf_counter()
+            meta = signature_of(result.meta)
+            data = memoryview(await result.buffer_async())
+        except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
+            if start == 0 and _status(error) == 416:
+                # No byte of an empty file can be asked for.
+                meta = await self._ask_once()
+                if not meta.size:
+                    return memoryview(b""), meta
+            raise self._typed(error, start, stop, seen) from None
+        self._host.measure(answered - sent, time.perf_counter() - answered, len(data))
+        return data, meta
+
+    async def _ask_once(self) -> Signature:
+        seen = self._stand()
+        try:
+            return signature_of(await self._head())
+        except store_errors.PermissionDeniedError:
+            # An address signed for GET: the first byte's answer tells the version too.
+            _, meta = await self._attempt(0, 1)
+            return meta
+        except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
+            raise self._typed(error, 0, 0, seen) from None
+
+    def _typed(self, error: Exception, start: int, stop: int, seen: Any) -> Exception:
+        """Return obstore's error as one of ours. None of the causes is shown: they tell the address with its secrets."""
+        name = self.name
+        status = _status(error)
+        if isinstance(error, store_errors.PreconditionError):
+            if self._signature is None:
+                return SourceError(f"{name}: 412 to a request without a condition", source=name)
+            return changed(name, self._signature, Signature(-1, "another (412)"))
+        if isinstance(error, store_errors.NotFoundError | FileNotFoundError):
+            return SourceNotFoundError(f"{name}: no such file", source=name)
+        if isinstance(error, store_errors.PermissionDeniedError | store_errors.UnauthenticatedError):
+            return DeniedError(
+                SourcePermissionError(f"{name}: the store refuses the read", source=name), seen
+            )
+        if status == 416:
+            text = f"{name}: asked for bytes [{start}, {stop}), got 0: the file ends before"
+            return ShortReadError(text, source=name, start=start, stop=stop, got=0)
+        if status is not None and status not in _TRANSIENT and status < 500:
+            return SourceError(f"{name}: the store answers {status}", source=name)
+        if isinstance(error, store_errors.NotSupportedError):
+            return SourceError(f"{name}: the server answers without the range asked for", source=name)
+        reason = "" if status is None else f": {status}"
+        if "kind: Timeout" in str(error) or "timed out" in str(error):
+            return TransientError(DeadlineError(f"{name}: no answer in time", source=name))
+        return TransientError(SourceError(f"{name}: {_words(error)}{reason}", source=name))
+
+
+class ObjectStoreSource(StoreSource):
     """One file on ``s3://``, ``gs://``, ``az://`` or behind ``http(s)://``.
 
     The version is (size, etag), or (size, Last-Modified) without an etag. A pinned strong etag travels as If-Match;
@@ -63,38 +139,14 @@ class ObjectStoreSource(RemoteSource):
         name = _parsed(self._url)[0]
         return store_for(self._base, self._given, name, keep=self._shared)
 
-    async def _attempt(self, start: int, stop: int) -> tuple[memoryview, Signature]:
-        options: dict[str, Any] = {"range": (start, stop)}
-        pinned = self._signature
-        if pinned is not None and pinned.etag is not None and not pinned.etag.startswith("W/"):
-            options["if_match"] = pinned.etag
-        seen = (self._handle, self._handle.generation)
-        sent = time.perf_counter()
-        try:
-            result = await obstore.get_async(self._handle.store, self._path, options=options)  # type: ignore[arg-type]
-            answered = time.perf_counter()
-            meta = _signature(result.meta)
-            data = memoryview(await result.bytes_async())
-        except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
-            if start == 0 and _status(error) == 416:
-                # No byte of an empty file can be asked for.
-                meta = await self._ask_once()
-                if not meta.size:
-                    return memoryview(b""), meta
-            raise self._typed(error, start, stop, seen) from None
-        self._host.measure(answered - sent, time.perf_counter() - answered, len(data))
-        return data, meta
+    async def _get(self, options: dict[str, Any]) -> Any:
+        return await obstore.get_async(self._handle.store, self._path, options=options)  # type: ignore[arg-type]
 
-    async def _ask_once(self) -> Signature:
-        seen = (self._handle, self._handle.generation)
-        try:
-            return _signature(await obstore.head_async(self._handle.store, self._path))
-        except store_errors.PermissionDeniedError:
-            # An address signed for GET: the first byte's answer tells the version too.
-            _, meta = await self._attempt(0, 1)
-            return meta
-        except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
-            raise self._typed(error, 0, 0, seen) from None
+    async def _head(self) -> Any:
+        return await obstore.head_async(self._handle.store, self._path)
+
+    def _stand(self) -> tuple[StoreHandle, int]:
+        return self._handle, self._handle.generation
 
     async def _renew(self, seen: Any) -> bool:
         handle, generation = seen
@@ -115,32 +167,6 @@ class ObjectStoreSource(RemoteSource):
                 return True
         taken: bool = await handle.renew_with(fresh, generation, self._name)
         return taken
-
-    def _typed(self, error: Exception, start: int, stop: int, seen: Any) -> Exception:
-        """Return obstore's error as one of ours. None of the causes is shown: they tell the address with its secrets."""
-        name = self.name
-        status = _status(error)
-        if isinstance(error, store_errors.PreconditionError):
-            if self._signature is None:
-                return SourceError(f"{name}: 412 to a request without a condition", source=name)
-            return changed(name, self._signature, Signature(-1, "another (412)"))
-        if isinstance(error, store_errors.NotFoundError | FileNotFoundError):
-            return SourceNotFoundError(f"{name}: no such file", source=name)
-        if isinstance(error, store_errors.PermissionDeniedError | store_errors.UnauthenticatedError):
-            return DeniedError(
-                SourcePermissionError(f"{name}: the store refuses the read", source=name), seen
-            )
-        if status == 416:
-            text = f"{name}: asked for bytes [{start}, {stop}), got 0: the file ends before"
-            return ShortReadError(text, source=name, start=start, stop=stop, got=0)
-        if status is not None and status not in _TRANSIENT and status < 500:
-            return SourceError(f"{name}: the store answers {status}", source=name)
-        if isinstance(error, store_errors.NotSupportedError):
-            return SourceError(f"{name}: the server answers without the range asked for", source=name)
-        reason = "" if status is None else f": {status}"
-        if "kind: Timeout" in str(error) or "timed out" in str(error):
-            return TransientError(DeadlineError(f"{name}: no answer in time", source=name))
-        return TransientError(SourceError(f"{name}: {_words(error)}{reason}", source=name))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle address and options, credentials in them included: a worker needs them to read."""
@@ -182,7 +208,7 @@ def _parsed(url: str) -> tuple[str, str, str, bool]:
     return shown, base, path.lstrip("/"), True
 
 
-def _signature(meta: Any) -> Signature:
+def signature_of(meta: Any) -> Signature:
     """Return size, etag and time of an answer; a time of 1970 stands for none."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     mtime_ns = int((meta["last_modified"] - epoch) / timedelta(microseconds=1)) * 1000

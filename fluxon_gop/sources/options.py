@@ -14,7 +14,26 @@ from typing import Any
 from fluxon_gop.errors import InvalidRequestError
 
 CLIENT_NAMES = frozenset(
-    ["allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type", "default_headers", "http1_only", "http2_keep_alive_interval", "http2_keep_alive_timeout", "http2_keep_alive_while_idle", "http2_only", "pool_idle_timeout", "pool_max_idle_per_host", "proxy_url", "proxy_ca_certificate", "proxy_excludes", "root_certificate", "randomize_addresses", "user_agent"]
+    [
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_content_type",
+        "default_headers",
+        "http1_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "http2_only",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_url",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "root_certificate",
+        "randomize_addresses",
+        "user_agent",
+    ]
 )
 """Options of the HTTP client. Source: obstore 0.12, ``ClientConfig``."""
 _UNITS = {

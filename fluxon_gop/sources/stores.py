@@ -51,7 +51,8 @@ class StoreHandle:
             # Further tries are ours: obstore's own would hide them, and know nothing of a read's deadline.
             return open_store(self._base, client_options=client, retry_config={"max_retries": 0}, **more)
         except Exception as error:  # noqa: BLE001 - obstore raises many kinds, some of them about a secret's value
-            text = f"{self._shown}: no store can be opened with these options: {_kind(error)}"
+            names = ", ".join(sorted({**options.store, **options.client})) or "none"
+            text = f"{self._shown}: no store can be opened with these options ({names}): {type(error).__name__}"
             raise InvalidRequestError(text) from None
 
     async def renew(self, name: str, seen: int) -> bool:
@@ -78,12 +79,6 @@ class StoreHandle:
         self.options = parse_options(self._given)
         self.store = self._open()
         self.generation += 1
-
-
-def _kind(error: Exception) -> str:
-    """Return an error's first line where it names an option, else its class: values may be secrets."""
-    line = str(error).split("\n", 1)[0]
-    return line if "not a valid" in line.lower() or "unknown" in line.lower() else type(error).__name__
 
 
 _lock = threading.Lock()
