@@ -42,6 +42,7 @@ from fluxon_gop.reader import VideoReader
 from fluxon_gop.requests import VideoReadRequest, VideoReadResult
 from fluxon_gop.sources import (
     FsspecSource,
+    LanceBlobSource,
     LocalSource,
     MemorySource,
     ObjectStoreSource,
@@ -72,6 +73,7 @@ __all__ = [
     "IndexTableError",
     "IndexVersionError",
     "InvalidRequestError",
+    "LanceBlobSource",
     "LocalSource",
     "MemorySource",
     "Mp4Error",

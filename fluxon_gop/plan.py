@@ -13,7 +13,7 @@ sorted and disjoint.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
@@ -22,7 +22,7 @@ import numpy as np
 
 from fluxon_gop.entry_points import probe_range
 from fluxon_gop.model import Verdict, VideoIndex
-from fluxon_gop.ranges import ByteRange, Int64Array, as_array, merge, split, total_bytes
+from fluxon_gop.ranges import ByteRange, Int64Array, as_array, as_ranges, merge, split, total_bytes
 
 REQUEST_OVERHEAD_SECONDS = 0.0005
 """What one more request in a wave costs beside its bytes: the latency itself is shared by the wave."""
@@ -30,6 +30,8 @@ BANDWIDTH = 64 * 1024 * 1024
 """Bytes a second of one connection."""
 GAP_BYTES = int(REQUEST_OVERHEAD_SECONDS * BANDWIDTH)
 """A hole up to this size is cheaper to read through than a request more: 32 KiB."""
+MAX_GAP_BYTES = 1024 * 1024
+"""However costly a request is."""
 MAX_REQUEST_BYTES = 8 * 1024 * 1024
 """A larger range is split, so that its parts come side by side."""
 CONTAINER_HEAD_BYTES = 64 * 1024
@@ -93,6 +95,25 @@ class VideoPlan:
     def over_read(self) -> float:
         """Bytes to fetch per wanted byte; 1.0 is no waste."""
         return self.nbytes / self.wanted_bytes if self.wanted_bytes else 1.0
+
+
+def gap_for(latency_seconds: float, bandwidth: float, at_once: int, requests: int) -> int:
+    """Return up to how many bytes of a hole are cheaper to read through than a request more.
+
+    A request more costs its own handling and, where more than ``at_once`` of them have to take turns, its share of
+    a further round of latency; a hole costs its bytes at ``bandwidth`` (bytes a second).
+    """
+    turns = latency_seconds / at_once if requests > at_once else 0.0
+    return max(GAP_BYTES, min(int((REQUEST_OVERHEAD_SECONDS + turns) * bandwidth), MAX_GAP_BYTES))
+
+
+def coalesced(plan: VideoPlan, costs: tuple[float, float, int] | None) -> VideoPlan:
+    """Return the plan with those holes read through that are worth it; ``costs`` as for ``gap_for``, None for local."""
+    if costs is None or len(plan.ranges) < 2:
+        return plan
+    gap = gap_for(*costs, len(plan.ranges))
+    joined = split(merge(as_array(plan.ranges), gap), MAX_REQUEST_BYTES)
+    return replace(plan, ranges=as_ranges(joined))
 
 
 def plan_packets(index: VideoIndex, frames: Int64Array) -> VideoPlan:

@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self, cast
 
 from fluxon_gop import forks
@@ -20,9 +21,12 @@ from fluxon_gop.frame_set import Wanted
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.jobs import Deadline
 from fluxon_gop.model import VideoIndex
+from fluxon_gop.plan import gap_for
+from fluxon_gop.ranges import ByteRange
 from fluxon_gop.reader import MAX_BATCH_BYTES, VideoReader, check_options
 from fluxon_gop.reader_cache import Lease, ReaderCache
 from fluxon_gop.requests import Uri, VideoReadRequest, VideoReadResult, check_positive, check_timeout
+from fluxon_gop.sources.range_source import RequestCosts
 from fluxon_gop.stats import ReadStats
 
 
@@ -177,6 +181,9 @@ class VideoReaderPool:
                 note = (plan.reason or "") if plan else f"{reader.why_no_row}: head and movie box first"
                 # What a cache makes of the ranges.
                 forecast = getattr(reader.source, "forecast", None)
+                costs = getattr(reader.source, "costs", None)
+                if plan and costs and not forecast:
+                    forecast = partial(_cost_words, costs)
                 if plan and forecast:
                     note = "; ".join(filter(None, (note, forecast(plan.ranges))))
                 videos.append(PlannedVideo(reader.source.name, len(frames), plan, note))
@@ -285,6 +292,17 @@ class PrefetchHandle:
     def __repr__(self) -> str:
         """Tell whether it can be read."""
         return f"PrefetchHandle({'read or closed' if self._batch is None else 'under way'})"
+
+
+def _cost_words(costs: RequestCosts, ranges: Sequence[ByteRange]) -> str:
+    """Tell how the ranges were joined, and what the wave is expected to take."""
+    latency, bandwidth, at_once = costs
+    nbytes = sum(one.size for one in ranges)
+    seconds = -(-len(ranges) // at_once) * latency + nbytes / bandwidth
+    return (
+        f"holes up to {gap_for(*costs, len(ranges)):,} bytes read through at {latency * 1e3:.0f} ms and {bandwidth / 1e6:.0f} MB/s, "
+        f"about {seconds * 1e3:.0f} ms"
+    )
 
 
 def check_requests(requests: Sequence[VideoReadRequest]) -> None:

@@ -33,6 +33,7 @@ from fluxon_gop.plan import (
     Path,
     Span,
     VideoPlan,
+    coalesced,
     divide,
     parts,
     plan_container,
@@ -109,14 +110,20 @@ class VideoJobs:
         if self._uses_packets():
             assert self.index is not None
             self.index.check_frames(frames, self._source.name)
-            return self._decoders(self.index).resumed(self.index, plan_packets(self.index, frames))
+            plan = self._decoders(self.index).resumed(self.index, plan_packets(self.index, frames))
+            return coalesced(plan, self._costs)
         if self.index is None:
             reason = self._no_index or "no index yet"
             return VideoPlan(Path.CONTAINER, (), (), 0, reason=reason, counted=True)
         reason = self.index.container_reason or "asked for"
         if self.index.container_reason is None:
             self.index.check_frames(frames, self._source.name)
-        return plan_container(self.index, frames, reason)
+        return coalesced(plan_container(self.index, frames, reason), self._costs)
+
+    @property
+    def _costs(self) -> tuple[float, float, int] | None:
+        """What the source's requests cost, None where they cost next to nothing."""
+        return getattr(self._source, "costs", None)
 
     def _packet_job(self, wanted: Wanted, stats: ReadStats, alone: bool) -> Job[FrameSet | None]:
         """Read on the packet path; None where a check shows that the index is not certain."""
@@ -129,7 +136,7 @@ class VideoJobs:
         limit = self._choices.max_bytes
         for part in parts(index, plan_packets(index, frames), limit):
             # Each part by itself: the one before may have taken the decoder on.
-            plan = self._decoders(index).resumed(index, part)
+            plan = coalesced(self._decoders(index).resumed(index, part), self._costs)
             if plan.nbytes > limit:
                 done = yield from self._long_job(plan, stats, missing, canvas)
             else:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.media import RECIPES, make
+from tests.seaweed import SeaweedFS
 from tools.range_server import RangeServer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,4 +42,11 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def server(media: dict[str, Path]):
     """The media over HTTP, with the right headers and no latency."""
     with RangeServer(next(iter(media.values())).parent) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory):
+    """A real S3 server with one bucket."""
+    with SeaweedFS(tmp_path_factory.mktemp("seaweed")) as running:
         yield running

@@ -331,7 +331,7 @@ def test_no_secret_is_shown_by_anything(root, users, tmp_path, caplog):
             for attempt in (
                 lambda: opened(one, "missing.mp4"),
                 lambda: one.stat("dead", "x.mp4"),
-                lambda: FluxonFsExport("x", f"ftp://user:{SECRET}@h/?sig={SECRET}"),
+                lambda: FluxonFsExport("x", f"bogus://user:{SECRET}@h/?sig={SECRET}"),
                 lambda: FluxonFsExport("x", f"http://user:{SECRET}@:bad/?sig={SECRET}"),
                 lambda: setattr(one, "request_identity", ["alice", PASSWORD]),
                 lambda: setattr(one, "request_identity", ("alice", 7)),

@@ -304,7 +304,7 @@ def test_a_toml_file_describes_a_patcher(root, truth, tmp_path):
         ("[exports.a]\nroot = 'x'\nreaders = ['u']", "names its readers"),
         ("[exports.a]\nroot = 'x'\nreaders = 'u'", "one str"),
         ("[exports.a]\nroot = 'x'\nmetadata_cache_ttl_ms = -1", "want 0 or more"),
-        ("[exports.a]\nroot = 'ftp://x/y'", "not supported"),
+        ("[exports.a]\nroot = 'bogus://x/y'", "not supported"),
         ("[cache]\npiece_bytes = 3", "piece_bytes is 3"),
         ("[cache]\nmemory_bytes = '1GB'", "want an int"),
         ("exports = 3", "exports is a int"),

@@ -285,7 +285,7 @@ def test_a_file_that_changed_is_read_anew_at_the_next_batch(media, tmp_path):
 def test_one_bad_address_spoils_its_own_request_only(media):
     """With on_error="skip" an address that nothing opens is that request's error."""
     uris = [
-        "ftp://x/y",
+        "bogus://x/y",
         "bad\0name",
         "http://[",
         "http://host:99999/x",

@@ -6,7 +6,9 @@ import os
 import pickle
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.store import LocalStore, MemoryStore
 
 import fluxon_gop as fg
 from fluxon_gop.sources import uri_of
@@ -28,9 +30,86 @@ def http(file):
         yield server
 
 
-@pytest.fixture(params=["local", "memory", "http", "traced"])
-def source(request, file, http):
+def _lance_blob(folder: Path, data: bytes, *, stable: bool) -> fg.LanceBlobSource:
+    import lance
+    import pyarrow as pa
+
+    schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("video")])
+    table = pa.table(
+        {"id": pa.array([0, 1]), "video": lance.blob_array([b"another one", data])}, schema=schema
+    )
+    uri = str(folder / f"blobs-{stable}.lance")
+    lance.write_dataset(table, uri, enable_stable_row_ids=stable, data_storage_version="2.2")
+    return fg.LanceBlobSource(uri, "video", 1)
+
+
+def _fsspec(data: bytes) -> fg.FsspecSource:
+    import fsspec
+
+    fsspec.filesystem("memory").pipe_file("/conform/a.bin", data)
+    return fg.FsspecSource("memory://conform/a.bin")
+
+
+def _obspec(folder: Path, data: bytes, *, only_blocking: bool = False) -> fg.ObspecSource:
+    if only_blocking:
+        return fg.ObspecSource(_blocking_again(), "a.bin")
+    (folder / "stored").mkdir()
+    (folder / "stored" / "a.bin").write_bytes(data)
+    return fg.ObspecSource(LocalStore(folder / "stored"), "a.bin")
+
+
+class _Blocking:
+    """Another project's store: obspec's blocking methods, nothing else."""
+
+    def __init__(self, store) -> None:
+        self.get, self.head = store.get, store.head
+
+    def __reduce__(self):
+        return (_blocking_again, ())
+
+
+def _blocking_again() -> _Blocking:
+    store = MemoryStore()
+    obstore.put(store, "a.bin", DATA)
+    return _Blocking(store)
+
+
+def _exported(file: Path) -> fg.RangeSource:
+    from tests.fluxonfs import patcher
+
+    return patcher(file.parent)._file("train-videos", file.name).open_source()
+
+
+@pytest.fixture(
+    params=[
+        "local",
+        "memory",
+        "http",
+        "traced",
+        "s3",
+        "lance",
+        "lance stable",
+        "fsspec",
+        "obspec",
+        "obspec blocking",
+        "export",
+        "traced s3",
+    ]
+)
+def source(request, file, http, tmp_path):
+    if request.param in {"s3", "traced s3"}:
+        s3 = request.getfixturevalue("s3")
+        made_s3 = fg.open_source(s3.put("conform/a b%20c.bin", DATA), s3.options)
+        yield fg.TracedSource(made_s3) if "traced" in request.param else made_s3
+        made_s3.close()
+        return
     made = {
+        "lance": lambda: _lance_blob(tmp_path, DATA, stable=False),
+        "lance stable": lambda: _lance_blob(tmp_path, DATA, stable=True),
+        "fsspec": lambda: _fsspec(DATA),
+        "obspec": lambda: _obspec(tmp_path, DATA),
+        "obspec blocking": lambda: _obspec(tmp_path, DATA, only_blocking=True),
+        "export": lambda: _exported(file),
         "local": lambda: fg.LocalSource(file),
         "memory": lambda: fg.MemorySource(DATA, name="bytes"),
         "http": lambda: fg.ObjectStoreSource(http.url(file.name)),
@@ -114,7 +193,7 @@ def test_open_source_takes_paths_file_uris_and_http(file, http):
 
 
 @pytest.mark.parametrize(
-    ("uri", "error"), [("", fg.InvalidRequestError), (3, TypeError), ("ftp://x/y", ValueError)]
+    ("uri", "error"), [("", fg.InvalidRequestError), (3, TypeError), ("bogus://x/y", ValueError)]
 )
 def test_open_source_refuses_what_it_cannot_open(uri, error):
     """An empty address, a number and an unknown scheme are refused by name."""

@@ -131,6 +131,9 @@ class FluxonFsExport:
         if self.is_local:
             return BeneathSource(self.root, relpath)
         parts = urlsplit(self.root)
+        if parts.scheme.lower() not in {"http", "https"}:
+            # Keys of object stores are taken as they are.
+            return open_source(f"{self.root.rstrip('/')}/{relpath}", self.storage_options)
         path = f"{parts.path.rstrip('/')}/{quote(relpath)}"
         return open_source(urlunsplit(parts._replace(path=path)), self.storage_options)
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from fluxon_gop.errors import InvalidRequestError
 from fluxon_gop.sources.fsspec_file import FsspecSource
+from fluxon_gop.sources.lance_blob import LanceBlobSource, blob_of
 from fluxon_gop.sources.local import LocalSource
 from fluxon_gop.sources.memory import MemorySource
 from fluxon_gop.sources.object_store import ObjectStoreSource
@@ -21,6 +22,7 @@ from fluxon_gop.sources.trace import Trace, TracedSource
 __all__ = [
     "Buffer",
     "FsspecSource",
+    "LanceBlobSource",
     "LocalSource",
     "MemorySource",
     "ObjectStoreSource",
@@ -69,6 +71,8 @@ def open_source(
         return LocalSource(unquote(parts.path))
     if scheme in SCHEMES:
         return ObjectStoreSource(text_uri, storage_options)
+    if scheme.partition("+")[0] == "lance":
+        return blob_of(text_uri, storage_options)
     if _fsspec_knows(scheme):
         return FsspecSource(text_uri, storage_options)
     text = f"{scheme}:// is not supported: want a path, file://, {', '.join(sorted(SCHEMES))}, or a scheme of fsspec's"

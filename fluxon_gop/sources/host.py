@@ -9,20 +9,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import NamedTuple
 
 _WEIGHT = 0.2
 """Of a new measurement in the running mean."""
 _BODY_BYTES = 64 * 1024
 """Answers of at least this many bytes tell the bandwidth."""
-
-
-class RequestCosts(NamedTuple):
-    """What a request costs: seconds before its first byte, bytes a second after it, how many run side by side."""
-
-    latency_seconds: float
-    bandwidth: float
-    at_once: int
 
 
 class Host:

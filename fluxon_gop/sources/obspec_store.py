@@ -38,7 +38,7 @@ class ObspecSource(StoreSource):
         Raises:
             InvalidRequestError: the store lacks the methods, or the path is empty.
         """
-        if not isinstance(path, str) or not path:
+        if not path:
             text = "path must be a non-empty str"
             raise InvalidRequestError(text)
         missing = [

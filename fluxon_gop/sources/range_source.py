@@ -70,6 +70,14 @@ class SourceAddress(Protocol):
         ...
 
 
+class RequestCosts(NamedTuple):
+    """What a request costs: seconds before its first byte, bytes a second after it, how many run side by side."""
+
+    latency_seconds: float
+    bandwidth: float
+    at_once: int
+
+
 class GroupRead(NamedTuple):
     """One range read out of many: bytes ``[start, stop)``, or with ``head`` what there is of them."""
 

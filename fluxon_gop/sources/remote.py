@@ -18,9 +18,9 @@ from fluxon_gop.errors import (
     SourcePermissionError,
 )
 from fluxon_gop.model import Signature
-from fluxon_gop.sources.host import Host, RequestCosts
+from fluxon_gop.sources.host import Host
 from fluxon_gop.sources.options import RemoteOptions
-from fluxon_gop.sources.range_source import Buffer, changed, check_range
+from fluxon_gop.sources.range_source import Buffer, RequestCosts, changed, check_range
 from fluxon_gop.sources.read_loop import READ_LOOP, ReadLoop
 
 T = TypeVar("T")

@@ -1,0 +1,330 @@
+"""Blobs of a Lance data set as sources: the ranges of a whole batch in one ``read_blob_ranges`` call.
+
+A data set is opened once a process, at one version, and read at that version: an append changes nothing here. Lance is
+imported at the first use: it warns at every fork of a process that has it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from fluxon_gop import threads
+from fluxon_gop.errors import (
+    ClosedError,
+    ForkedProcessError,
+    InvalidRequestError,
+    ShortReadError,
+    SourceError,
+    SourceNotFoundError,
+)
+from fluxon_gop.model import Signature
+from fluxon_gop.sources.range_source import Buffer, GroupRead, changed, check_range
+
+
+class LanceBlobSource:
+    """One blob: a row of a blob column.
+
+    The version is the blob's size with what names its bytes: the stable row id and the version of its last update,
+    where the data set has stable row ids, else data file and place.
+    """
+
+    def __init__(
+        self, dataset: str, column: str, row: int, *, storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Name the blob; nothing is opened yet.
+
+        Args:
+            dataset: path or address of the data set, as Lance takes it.
+            column: of blobs.
+            row: the row's number in scan order, from 0.
+            storage_options: for Lance.
+        """
+        if isinstance(row, bool) or not isinstance(row, int):
+            text = f"row is a {type(row).__name__}: want an int"
+            raise TypeError(text)
+        if row < 0 or not column or not dataset:
+            text = f"dataset {dataset!r}, column {column!r}, row {row}: want names, and a row from 0"
+            raise InvalidRequestError(text)
+        self._dataset, self._column, self._row = dataset, column, row
+        self._given = dict(storage_options or {})
+        self._signature: Signature | None = None
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """``lance://DATASET?column=COLUMN&row=ROW``."""
+        return f"lance://{self._dataset}?column={self._column}&row={self._row}"
+
+    @property
+    def row(self) -> int:
+        """The row's number."""
+        return self._row
+
+    @property
+    def group(self) -> BlobGroup:
+        """What reads blobs of this column together."""
+        return _group_of(self._dataset, self._column, self._given)
+
+    @property
+    def signature(self) -> Signature:
+        """The version of the blob; one look at the data set's own columns, for all rows that were not looked at."""
+        if self._signature is None:
+            self._signature = self.group.signatures([self])[0]
+        return self._signature
+
+    def pin(self, signature: Signature) -> None:
+        """Have every read be of this version; raises where the blob is another one."""
+        if self._signature is not None and not self._signature.fits(signature):
+            raise changed(self.name, signature, self._signature)
+        self._signature = signature
+
+    @property
+    def pinned(self) -> Signature | None:
+        """The version that reads must have, None where any will do."""
+        return self._signature
+
+    def read(self, start: int, stop: int) -> Buffer:
+        """Return bytes ``[start, stop)`` of the blob."""
+        check_range(self.name, start, stop)
+        return self.group.read([GroupRead(self, start, stop)])[0]
+
+    def read_head(self, size: int) -> Buffer:
+        """Return the first ``size`` bytes or the whole blob."""
+        return self.group.read([GroupRead(self, 0, size, head=True)])[0]
+
+    def check_open(self) -> None:
+        """Raise ClosedError where the source is closed."""
+        if self._closed:
+            text = f"{self.name}: the source is closed"
+            raise ClosedError(text)
+
+    def close(self) -> None:
+        """Refuse further reads; the data set stays open for others."""
+        self._closed = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the names and options, credentials in them included: a worker needs them to read."""
+        return (_reopen, (self._dataset, self._column, self._row, self._given))
+
+    def __repr__(self) -> str:
+        """Show the name."""
+        return f"LanceBlobSource({self.name!r})"
+
+
+def blob_of(uri: str, storage_options: Mapping[str, Any] | None) -> LanceBlobSource:
+    """Return the source of ``lance://PATH?column=C&row=N``, or of ``lance+s3://...`` and the like."""
+    scheme, _, rest = uri.partition("://")
+    parts = urlsplit(f"x://{rest}")
+    wanted = parse_qs(parts.query)
+    try:
+        column, row = wanted["column"][0], int(wanted["row"][0])
+    except (KeyError, ValueError):
+        text = f"lance://{rest.split('?', 1)[0]}: want ?column=COLUMN&row=NUMBER behind the data set"
+        raise InvalidRequestError(text) from None
+    place = rest.split("?", 1)[0]
+    inner = scheme.partition("+")[2]
+    return LanceBlobSource(
+        f"{inner}://{place}" if inner else place, column, row, storage_options=storage_options
+    )
+
+
+class BlobGroup:
+    """One blob column of one data set at one version."""
+
+    def __init__(self, dataset: str, column: str, options: Mapping[str, Any]) -> None:
+        """Open nothing yet."""
+        self._uri, self._column, self._options = dataset, column, dict(options)
+        self._opened: Any = None
+        self._stable = False
+        self._known: dict[int, Signature] = {}
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def start(self, reads: Sequence[GroupRead]) -> list[Future[Buffer]]:
+        """Start one call for all reads, and return a future for each."""
+        self._check_process()
+        futures: list[Future[Buffer]] = [Future() for _ in reads]
+
+        def run() -> None:
+            live = [n for n, future in enumerate(futures) if future.set_running_or_notify_cancel()]
+            try:
+                outcomes = self._outcomes([reads[n] for n in live])
+            except BaseException as error:  # noqa: BLE001 - it is the reads' error
+                outcomes = [error for _ in live]
+            for n, outcome in zip(live, outcomes, strict=True):
+                if isinstance(outcome, BaseException):
+                    futures[n].set_exception(outcome)
+                else:
+                    futures[n].set_result(outcome)
+
+        threads.origin_pool().submit(run)
+        return futures
+
+    def read(self, reads: Sequence[GroupRead]) -> list[Buffer]:
+        """Make one call for all reads, here; raises the first error."""
+        self._check_process()
+        found: list[Buffer] = []
+        for outcome in self._outcomes(reads):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            found.append(outcome)
+        return found
+
+    def signatures(self, sources: Sequence[LanceBlobSource]) -> list[Signature]:
+        """Return the versions of blobs: one look for all that are not known yet.
+
+        Raises:
+            SourceNotFoundError: no such row, or it holds no blob.
+        """
+        self._check_process()
+        with self._lock:
+            missing = sorted({source.row for source in sources} - self._known.keys())
+            if missing:
+                self._look(missing)
+            for source in sources:
+                if source.row not in self._known:
+                    text = f"{source.name}: no such row, or it holds no blob"
+                    raise SourceNotFoundError(text, source=source.name)
+            return [self._known[source.row] for source in sources]
+
+    def _look(self, rows: Sequence[int]) -> None:
+        """Read descriptors and row ids of these rows, no blob."""
+        dataset = self._dataset()
+        count = dataset.count_rows()
+        rows = [row for row in rows if row < count]
+        if not rows:
+            return
+        ids = dataset.take(
+            rows, columns=["_rowid"] + (["_row_last_updated_at_version"] if self._stable else [])
+        )
+        blobs = dataset.take(rows, columns=[self._column]).column(self._column).to_pylist()
+        place = (
+            None
+            if self._stable
+            else dataset.take(rows, columns=["_rowaddr"]).column("_rowaddr").to_pylist()
+        )
+        for n, (row, blob) in enumerate(zip(rows, blobs, strict=True)):
+            if blob is None:
+                continue
+            if place is None:
+                version = f"row {ids.column('_rowid')[n]}@{ids.column('_row_last_updated_at_version')[n]}"
+            else:
+                file = self._file_of(place[n] >> 32)
+                version = f"{file}:{place[n] & 0xFFFFFFFF}:{blob['position']}"
+            self._known[row] = Signature(blob["size"], version)
+
+    def _file_of(self, fragment: int) -> str:
+        found = self._dataset().get_fragment(fragment)
+        return ",".join(file.path for file in found.data_files()) if found is not None else "?"
+
+    def _outcomes(self, reads: Sequence[GroupRead]) -> list[Buffer | BaseException]:
+        sources: list[Any] = [read.source for read in reads]
+        outcomes: list[Buffer | BaseException | None] = [None] * len(reads)
+        wanted: list[tuple[int, int, int, int]] = []
+        known = dict(zip(map(id, sources), self._versions(sources), strict=True))
+        for n, (read, source) in enumerate(zip(reads, sources, strict=True)):
+            version = known[id(source)]
+            try:
+                source.check_open()
+                if isinstance(version, BaseException):
+                    raise version
+                source.pin(version)
+                stop = min(read.stop, version.size) if read.head else read.stop
+                if stop > version.size:
+                    text = f"{source.name}: asked for bytes [{read.start}, {stop}): the blob has {version.size}"
+                    got = max(version.size - read.start, 0)
+                    raise ShortReadError(text, source=source.name, start=read.start, stop=stop, got=got)
+            except (SourceError, ClosedError) as error:
+                outcomes[n] = error
+            else:
+                wanted.append((n, source.row, read.start, stop - read.start))
+        if wanted:
+            try:
+                found = self._dataset().read_blob_ranges(
+                    self._column,
+                    [request[1:] for request in wanted],
+                    selector="indices",
+                    preserve_order=True,
+                )
+            except Exception as error:  # noqa: BLE001 - Lance raises many kinds
+                text = f"lance://{self._uri}: the blobs of {self._column} cannot be read: {_line(error)}"
+                failed = SourceError(text, source=self._uri)
+                found = [(0, 0, failed) for _ in wanted]
+            for (n, _, _, length), (_, _, data) in zip(wanted, found, strict=True):
+                outcomes[n] = data
+                if isinstance(data, bytes) and len(data) != length:
+                    text = f"{sources[n].name}: asked for {length} bytes, got {len(data)}"
+                    outcomes[n] = ShortReadError(
+                        text, source=sources[n].name, start=0, stop=length, got=len(data)
+                    )
+        return [SourceError("no answer") if outcome is None else outcome for outcome in outcomes]
+
+    def _versions(self, sources: Sequence[LanceBlobSource]) -> list[Signature | SourceError]:
+        try:
+            return list(self.signatures(sources))
+        except SourceNotFoundError:
+            versions: list[Signature | SourceError] = []
+            for source in sources:
+                try:
+                    versions.append(self.signatures([source])[0])
+                except SourceError as error:
+                    versions.append(error)
+            return versions
+
+    def _dataset(self) -> Any:
+        if self._opened is None:
+            import lance
+
+            try:
+                opened = lance.dataset(self._uri, storage_options=self._options or None)
+            except (ValueError, OSError) as error:
+                text = f"lance://{self._uri}: cannot be opened as a Lance data set: {_line(error)}"
+                raise SourceNotFoundError(text, source=self._uri) from None
+            if self._column not in opened.schema.names:
+                text = f"lance://{self._uri}: no column {self._column!r}"
+                raise InvalidRequestError(text)
+            self._stable = bool(opened.has_stable_row_ids)
+            self._opened = opened
+        return self._opened
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            text = (
+                f"lance://{self._uri}: a Lance data set of the parent is read in a forked child, where Lance's threads "
+                "do not live. Start workers with 'spawn' or 'forkserver'"
+            )
+            raise ForkedProcessError(text, source=self._uri)
+
+
+def _line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0][:200]
+
+
+_groups: dict[tuple[str, str, str], BlobGroup] = {}
+_lock = threading.Lock()
+
+
+def _new_lock() -> None:
+    global _lock  # noqa: PLW0603 - in a forked child another thread's lock is held for ever
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
+
+
+def _group_of(dataset: str, column: str, options: Mapping[str, Any]) -> BlobGroup:
+    key = (dataset, column, repr(sorted(options.items())))
+    with _lock:
+        group = _groups.get(key)
+        if group is None:
+            group = _groups[key] = BlobGroup(dataset, column, options)
+        return group
+
+
+def _reopen(dataset: str, column: str, row: int, options: Mapping[str, Any]) -> LanceBlobSource:
+    return LanceBlobSource(dataset, column, row, storage_options=options)

