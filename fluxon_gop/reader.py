@@ -6,6 +6,7 @@ The pool runs the jobs of many readers side by side.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +49,8 @@ from fluxon_gop.requests import (
 from fluxon_gop.sources import RangeSource, is_source, open_source
 from fluxon_gop.stats import ReadStats, WaveKind
 from fluxon_gop.video_jobs import VideoJobs
+
+_log = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES = 1 << 30
 
@@ -394,7 +397,12 @@ class VideoReader:
         self._at_hand.drop_decoders()
         self._video = self._row = None
         yield from self._index_job(stats)
-        stats.stale_rows += row is None or self.index is None or not row.same_samples(self.index)
+        stale = row is None or self.index is None or not row.same_samples(self.index)
+        stats.stale_rows += stale
+        if stale:
+            _log.warning(
+                "%s: its index row did not fit the file; the index was built again", self._source.name
+            )
         return (yield from self._at_hand.read(wanted, stats, alone=alone))
 
     # ------------------------------------------------------------- inside

@@ -166,6 +166,11 @@ class VideoReadResult:
     reader_cache_hit: bool = False
     """Whether the pool had an idle reader of this video and size."""
 
+    @property
+    def report(self) -> str:
+        """One sentence on what the plan of this video did not foresee, or on its error; empty where all went by plan."""
+        return str(self.error) if self.error is not None else self.stats.report
+
     def __repr__(self) -> str:
         """Show shapes, never pixels."""
         shape = "None" if self.array is None else f"{self.array.shape} {self.array.dtype}"

@@ -47,6 +47,8 @@ class ReadStats:
     decode_errors: int = 0
     container_reads: int = 0
     """Videos read on the container path."""
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Why videos were read on the container path."""
     stale_rows: int = 0
     """Index rows that did not fit their file and were not used."""
     damaged_rows: int = 0
@@ -100,6 +102,33 @@ class ReadStats:
         """All bytes that came, planned and unplanned."""
         return sum(self.bytes.values()) + self.unplanned_bytes
 
+    @property
+    def report(self) -> str:
+        """One sentence on what the plan did not foresee, with the reason; empty where all went by plan."""
+        parts = []
+        if self.stale_rows:
+            parts.append("an index row did not fit its file")
+        if self.damaged_rows:
+            parts.append("an index row was damaged")
+        if self.index_builds:
+            parts.append("the index was built on the fly")
+        if self.refuted_entry_points:
+            parts.append("key samples did not prove to be entry points")
+        extension = self.requests.get(WaveKind.EXTENSION, 0)
+        if extension:
+            parts.append(f"{extension} reads more fetched what comes before them")
+        if self.container_reads:
+            parts.append(
+                f"FFmpeg's demuxer read it, because {' and '.join(self.reasons) or 'it was asked to'}"
+            )
+        if self.unplanned_requests:
+            parts.append(
+                f"{self.unplanned_requests} reads ({self.unplanned_bytes:,} bytes) were outside the plan"
+            )
+        if not parts:
+            return ""
+        return f"{parts[0][0].upper()}{'; '.join(parts)[1:]}."
+
     def as_dict(self) -> dict[str, int | float]:
         """Return flat counters, ``media_requests`` and the like, for logs and JSON."""
         flat: dict[str, int | float] = {
@@ -107,6 +136,8 @@ class ReadStats:
             "total_bytes": self.total_bytes,
         }
         for item in fields(self):
+            if item.name == "reasons":
+                continue
             value = getattr(self, item.name)
             if isinstance(value, dict):
                 kinds = value if item.name == "source" else WaveKind

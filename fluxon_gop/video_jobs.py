@@ -306,6 +306,7 @@ class VideoJobs:
         stats.container_reads += 1
         frames = wanted.frames
         plan = self.plan(frames)
+        stats.reasons[plan.reason or "no index"] = stats.reasons.get(plan.reason or "no index", 0) + 1
         way = self._demuxed_way()
         buffer = SparseBuffer(self._source, stats)
         stats.wanted_bytes += plan.wanted_bytes

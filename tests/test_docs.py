@@ -20,11 +20,22 @@ BLOCK = re.compile(r"^```(python|bash|toml)\n(.*?)^```$", re.MULTILINE | re.DOTA
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch):
+def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, request):
     """Commands first, then the Python blocks in order, in a folder with a few videos."""
     (tmp_path / "videos").mkdir()
     for name in ("a", "b"):
         make(tmp_path / "videos" / f"{name}.mp4", RECIPES["bframes"])
+    if page.name == "remote.md":
+        s3 = request.getfixturevalue("s3")
+        s3.put("robot/a.mp4", (tmp_path / "videos" / "a.mp4").read_bytes())
+        keys = {
+            "ENDPOINT_URL": s3.endpoint,
+            "ACCESS_KEY_ID": "key",
+            "SECRET_ACCESS_KEY": "secret",
+            "REGION": "us-east-1",
+        }
+        for name, value in keys.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(page.read_text())
     for kind, text in blocks:

@@ -351,3 +351,111 @@ def test_a_remote_pool_travels_to_a_spawned_worker(folder, truth, s3):
     (result,) = pool.read_many([fg.VideoReadRequest(uri, [4])])
     assert np.array_equal(truth[0][[4]], result.array)
     pool.close()
+
+
+# ------------------------------------------------------------- processes, closing, reports
+
+
+def _read_for_ever(uri: str) -> None:
+    with fg.VideoReaderPool() as pool:
+        while True:
+            pool.read_many([fg.VideoReadRequest(uri, [0, 20])])
+
+
+def test_a_worker_killed_in_the_middle_of_a_wave_leaves_the_parent_working(folder, truth):
+    """kill -9 while its requests are in flight: the parent's pool reads on, and the server holds no connection of it."""
+    import multiprocessing
+
+    with RangeServer(folder, latency_s=0.2) as server, fg.VideoReaderPool() as pool:
+        requests = [fg.VideoReadRequest(server.url("0.mp4"), [0, 20])]
+        pool.read_many(requests)
+        child = multiprocessing.get_context("spawn").Process(
+            target=_read_for_ever, args=(server.url("1.mp4"),)
+        )
+        child.start()
+        until = time.monotonic() + 60
+        while not any(record.path == "1.mp4" for record in server.requests) and time.monotonic() < until:
+            time.sleep(0.02)
+        child.kill()
+        child.join(10)
+        assert child.exitcode == -9
+        assert exact(pool.read_many(requests), [[0, 20]], truth[:1])
+
+
+def test_a_pool_closed_in_the_middle_of_a_wave_ends_it_at_once_and_leaves_nothing(folder, truth):
+    """The batch ends with ClosedError long before its answers, its requests are called off, and others read on."""
+    slow = threading.Event()
+    with RangeServer(folder, hook=lambda _: Fault(delay_s=15) if slow.is_set() else None) as server:
+        pool = fg.VideoReaderPool()
+        requests = batch([server.url(f"{n}.mp4") for n in range(4)], clips()[:4])
+        pool.read_many(requests)
+        slow.set()
+        errors: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                pool.read_many(requests)
+            except fg.ClosedError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        time.sleep(0.3)
+        started = time.monotonic()
+        pool.close()
+        thread.join(10)
+        assert time.monotonic() - started < 5
+        assert 1 == len(errors)
+        assert 0 == pool.counts()["active_readers"]
+        slow.clear()
+        with fg.VideoReaderPool() as other:
+            assert exact(other.read_many(requests), clips()[:4], truth[:4])
+
+
+def test_a_report_says_in_one_sentence_why_a_plan_missed(folder, media):
+    """Nothing where all went by plan; else what happened and why, or the error."""
+    uri = str(folder / "0.mp4")
+    with fg.VideoReaderPool(index=fg.build_index(uri)) as pool:
+        assert "" == pool.read_many([fg.VideoReadRequest(uri, [3])])[0].report
+    with fg.VideoReaderPool(path="container") as pool:
+        (result,) = pool.read_many([fg.VideoReadRequest(uri, [3])])
+        assert result.report.startswith(
+            "The index was built on the fly; FFmpeg's demuxer read it, because "
+        )
+        (missing,) = pool.read_many([fg.VideoReadRequest(str(folder / "none.mp4"), [3])], on_error="skip")
+        assert "no such file" in missing.report
+
+
+def test_further_tries_are_logged_without_secrets(folder, caplog):
+    """The module's logger tells of each further try; the query of the address is not in it."""
+    import logging
+
+    caplog.set_level(logging.INFO, "fluxon_gop")
+    hits: list[int] = []
+    with RangeServer(
+        folder, hook=lambda _: hits.append(1) or (Fault(status=503) if len(hits) == 1 else None)
+    ) as server:
+        fg.open_source(server.url("0.mp4") + "?sig=sesame").read(0, 10)
+    assert "another try" in caplog.text
+    assert "sesame" not in caplog.text
+    assert "fluxon_gop.sources.remote" == caplog.records[0].name
+
+
+def test_an_export_may_lie_on_s3(folder, truth, s3, tmp_path):
+    """A FluxonFS root is a bucket's prefix; keys are taken as they are."""
+    from tests.fluxonfs import patcher
+
+    s3.put("exported/a b%20+é.mp4", (folder / "0.mp4").read_bytes())
+    one = patcher(
+        "s3://videos/exported", storage_options=s3.options, cache={"disk_path": tmp_path / "disk"}
+    )
+    with one, one.open_video_reader_pool() as pool:
+        array = pool.read_frames_numpy(
+            export_name="train-videos",
+            relpath="a b%20+é.mp4",
+            height=96,
+            width=128,
+            num_threads=1,
+            indices=[3, 20],
+        )
+    assert np.array_equal(truth[0][[3, 20]], array)

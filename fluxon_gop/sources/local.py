@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from fluxon_gop import forks
@@ -21,10 +22,10 @@ from fluxon_gop.sources.range_source import Buffer, changed, check_range
 
 
 class LocalSource:
-    """One local file. The version is (size, mtime_ns), compared at every read (one fstat, no request).
+    """One local file. The version is (size, mtime_ns), compared after every read (fstat and stat, no request).
 
-    The file is opened at the first use and stays open; another file renamed over it is not seen by a
-    source that is open, whose reads go on from the old one.
+    The file is opened at the first use and stays open; one that is renamed over it meanwhile is another version,
+    unless size and mtime_ns are the same.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -67,7 +68,7 @@ class LocalSource:
             # Closed meanwhile, the number may be another file's by now.
             self._check_still(descriptor)
             # After the read: what was written before it or meanwhile shows.
-            now = _signature(descriptor)
+            now = self._version_now(descriptor)
             if now != self._signature:
                 assert self._signature is not None
                 raise changed(self.name, self._signature, now)
@@ -98,6 +99,16 @@ class LocalSource:
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
+
+    def _version_now(self, descriptor: int) -> Signature:
+        """Return the version of the open file, or of another one that has been put in its place."""
+        status = os.fstat(descriptor)
+        with suppress(OSError):
+            # A deleted file is still the version that was opened.
+            named = os.stat(self._path)  # noqa: PTH116 - as it was opened
+            if not os.path.samestat(named, status):
+                status = named
+        return Signature(status.st_size, None, status.st_mtime_ns)
 
     def _check_still(self, descriptor: int) -> None:
         with self._lock:

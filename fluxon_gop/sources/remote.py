@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ from fluxon_gop.sources.host import Host
 from fluxon_gop.sources.options import RemoteOptions
 from fluxon_gop.sources.range_source import Buffer, RequestCosts, changed, check_range
 from fluxon_gop.sources.read_loop import READ_LOOP, ReadLoop
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -181,9 +184,11 @@ class RemoteSource(ABC):
                     f"{self.name}: no answer within the limit of a request ({limits.attempt_seconds:g} s)"
                 )
                 last[:] = [DeadlineError(text, source=self.name)]
+                _log.info("another try: %s", text)
                 raise TransientError(last[0]) from None
             except TransientError as error:
                 last[:] = [error.error]
+                _log.info("another try: %s", error)
                 raise
 
         async def renewing() -> Any:
@@ -192,6 +197,7 @@ class RemoteSource(ABC):
             except DeniedError as denied:
                 if not await self._renew(denied.seen):
                     raise denied.error from None
+                _log.info("%s: renewed", self._name)
             try:
                 return await retrying(limited)
             except DeniedError as denied:

@@ -44,7 +44,7 @@ class StoreHandle:
             "connect_timeout": timedelta(seconds=options.connect_seconds),
             **options.client,
         }
-        if self._base.startswith("http"):
+        if self._base.startswith("http") or _plain_endpoint(options.store):
             client.setdefault("allow_http", True)
         open_store: Any = HTTPStore.from_url if self._base.startswith("http") else from_url
         try:
@@ -79,6 +79,23 @@ class StoreHandle:
         self.options = parse_options(self._given)
         self.store = self._open()
         self.generation += 1
+
+
+def _plain_endpoint(given: Mapping[str, Any]) -> bool:
+    """Return whether the options or the environment name an endpoint without TLS: that is consent."""
+    names = (
+        "endpoint",
+        "aws_endpoint",
+        "endpoint_url",
+        "aws_endpoint_url",
+        "azure_endpoint",
+        "azure_storage_endpoint",
+    )
+    named = [str(given.get(name, "")) for name in names]
+    named += [
+        os.environ.get(name, "") for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+    ]
+    return any(endpoint.startswith("http://") for endpoint in named)
 
 
 _lock = threading.Lock()
