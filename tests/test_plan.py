@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fluxon_gop as fg
 from fluxon_gop.plan import (
     GAP_BYTES,
+    MAX_GAP_BYTES,
     MAX_REQUEST_BYTES,
     Path,
+    VideoPlan,
+    coalesced,
+    gap_for,
     parts,
     plan_container,
     plan_packets,
     sample_range,
 )
-from fluxon_gop.ranges import ByteRange
+from fluxon_gop.ranges import ByteRange, as_array, as_ranges, merge, split, subtract
 
 
 @pytest.fixture
@@ -142,3 +149,31 @@ def test_a_counted_container_plan_starts_at_the_stream_start(index):
     plan = plan_container(replace(index, container_reason="why"), np.array([30]), "why")
     assert plan.counted
     assert plan.wanted_bytes >= int(index.sample_size[:31].sum())
+
+
+@given(st.floats(0.0001, 1), st.floats(1e5, 1e10), st.integers(1, 256), st.integers(1, 1000))
+def test_a_hole_is_read_through_where_its_bytes_cost_less_than_a_request(
+    latency, bandwidth, at_once, requests
+):
+    """Between 32 KiB and 1 MiB: more on faster links, and more where requests have to take turns."""
+    gap = gap_for(latency, bandwidth, at_once, requests)
+    assert GAP_BYTES <= gap <= MAX_GAP_BYTES
+    assert gap <= gap_for(latency, 2 * bandwidth, at_once, requests)
+    assert gap_for(latency, bandwidth, at_once, at_once) <= gap_for(
+        latency, bandwidth, at_once, at_once + 1
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 24), st.integers(1, 1 << 20)), min_size=1, max_size=30),
+    st.floats(1e6, 1e10),
+)
+def test_a_coalesced_plan_covers_the_same_bytes_in_no_more_requests(pieces, bandwidth):
+    """Whatever a request costs, each byte of the plan is still fetched, once, in requests of up to 8 MiB."""
+    ranges = merge(as_array([ByteRange(start, start + size) for start, size in pieces]))
+    plan = VideoPlan(Path.PACKET, (), as_ranges(split(ranges, MAX_REQUEST_BYTES)), 0)
+    after = coalesced(plan, (0.05, bandwidth, 64))
+    assert 0 == len(subtract(ranges, merge(as_array(after.ranges))))
+    assert all(one.size <= MAX_REQUEST_BYTES for one in after.ranges)
+    assert all(a.stop <= b.start for a, b in pairwise(after.ranges))
+    assert plan is coalesced(plan, None)
