@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fluxon_gop.budget import Budget
+from fluxon_gop.deadline import Deadline
 from fluxon_gop.errors import ClosedError, FluxonGopError, FrameIndexError, SourceChangedError
 from fluxon_gop.frame_set import FrameSet, Wanted
 from fluxon_gop.index_job import look_up
 from fluxon_gop.index_table import IndexTable
-from fluxon_gop.jobs import Deadline
 from fluxon_gop.prefetch import Crew
 from fluxon_gop.reader import VideoReader
 from fluxon_gop.reader_cache import Lease, ReaderCache

@@ -14,36 +14,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fluxon_gop import threads
+from fluxon_gop.deadline import Deadline, bound, within
 from fluxon_gop.errors import DeadlineError
 from fluxon_gop.ranges import ByteRange
 from fluxon_gop.sources.range_source import Buffer, GroupRead, RangeSource, group_of
 from fluxon_gop.stats import ReadStats, WaveKind
 
 T = TypeVar("T")
-
-
-class Deadline:
-    """The moment at which a call must have ended."""
-
-    def __init__(self, seconds: float) -> None:
-        """Set it ``seconds`` from now."""
-        self._seconds = seconds
-        self._moment = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds that are left, 0 where it is over."""
-        return max(self._moment - time.monotonic(), 0.0)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is over."""
-        return time.monotonic() >= self._moment
-
-    def error(self, name: str) -> DeadlineError:
-        """Return the error for a video that was not read in time."""
-        text = f"{name}: not read within the call's limit ({self._seconds:g} s)"
-        return DeadlineError(text, source=name)
 
 
 @dataclass(frozen=True)
@@ -98,7 +75,10 @@ def run_one(job: Job[T], stats: ReadStats, deadline: Deadline | None = None) -> 
         step = next(job)
         while True:
             try:
-                answer = _compute(step) if isinstance(step, Compute) else _fetch(step, stats, deadline)
+                if isinstance(step, Compute):
+                    answer = _compute(step, deadline)
+                else:
+                    answer = _fetch(step, stats, deadline)
             except DeadlineError as error:
                 if deadline is not None and deadline.is_over:
                     raise
@@ -114,13 +94,14 @@ def run_one(job: Job[T], stats: ReadStats, deadline: Deadline | None = None) -> 
         job.close()
 
 
-def _compute(work: Compute) -> list[Buffer]:
+def _compute(work: Compute, deadline: Deadline | None) -> list[Buffer]:
     side_by_side = min(len(work.tasks), work.at_once, threads.decode_limit(work.at_once))
     if side_by_side < 2:
-        for task in work.tasks:
-            task()
+        with within(deadline):
+            for task in work.tasks:
+                task()
         return []
-    waiting = deque(work.tasks)
+    waiting = deque(bound(deadline, task) for task in work.tasks)
 
     def go_on() -> None:
         while waiting:

@@ -16,10 +16,10 @@ from fluxon_gop import forks
 from fluxon_gop.batch import Batch, ReaderKey, Readers, grouped, look_up_rows
 from fluxon_gop.batch_plan import BatchPlan, PlannedVideo
 from fluxon_gop.budget import Budget
+from fluxon_gop.deadline import Deadline
 from fluxon_gop.errors import ClosedError, ForkedProcessError, InvalidRequestError
 from fluxon_gop.frame_set import Wanted
 from fluxon_gop.index_table import IndexTable
-from fluxon_gop.jobs import Deadline
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.plan import gap_for
 from fluxon_gop.ranges import ByteRange

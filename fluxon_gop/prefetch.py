@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -19,8 +20,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from fluxon_gop import threads
 from fluxon_gop.budget import Budget
+from fluxon_gop.deadline import Deadline, bound, within
 from fluxon_gop.errors import ClosedError
-from fluxon_gop.jobs import Compute, Deadline, Job, Wave, group_reads, landed, read_here, read_range
+from fluxon_gop.jobs import Compute, Job, Wave, group_reads, landed, read_here, read_range
 from fluxon_gop.sources.range_source import Buffer, RangeGroup, group_of
 from fluxon_gop.stats import ReadStats
 
@@ -92,6 +94,7 @@ class Crew(Generic[T]):
         self._runs = [_Running(n, job, stats) for n, (job, stats) in enumerate(jobs)]
         self._budget = budget or Budget(None)
         self._deadline = deadline
+        self._late = False
         self._ready: queue.SimpleQueue[_Running[T] | _Called | _Signal] = queue.SimpleQueue()
         self._waiting: deque[_Running[T]] = deque()
         self._computing: deque[_Running[T]] = deque()
@@ -112,9 +115,9 @@ class Crew(Generic[T]):
             yield from self._early
             yield from self._begin()
             while self._in_flight or self._waiting or self._computing or self._calls:
-                if self._deadline is not None and self._deadline.is_over:
+                if self._deadline is not None and self._deadline.is_over and not self._late:
                     yield from self._out_of_time(self._deadline)
-                    return
+                    continue
                 outcome = self._step()
                 if outcome is not None:
                     yield outcome
@@ -190,20 +193,40 @@ class Crew(Generic[T]):
             # All that is held belongs to jobs that wait themselves: one of them goes first.
             self._launch(self._waiting.popleft(), force=True)
             self._send()
+        timed = self._deadline is not None and not self._late
         try:
             return self._take(
-                self._ready.get(timeout=None if self._deadline is None else self._deadline.left)
+                self._ready.get(timeout=self._deadline.left if timed and self._deadline else None)
             )
         except queue.Empty:
             return None
 
     def _out_of_time(self, deadline: Deadline) -> Iterator[Outcome[T]]:
-        """End all jobs that have not ended."""
+        """End the jobs that wait for bytes; those that have theirs go on, as far as they need no more."""
+        self._late = True
+        with suppress(queue.Empty):
+            while True:
+                outcome = self._take(self._ready.get_nowait())
+                if outcome is not None:
+                    yield outcome
+        self._gathered = {}
         for run in self._runs:
-            if not run.ended:
-                run.ended = True
-                name = run.wave.source.name if run.wave is not None else "a batch"
-                yield Outcome(run.number, error=deadline.error(name))
+            waits = run in self._waiting
+            if run.ended or not (waits or run.left):
+                continue
+            if waits:
+                self._waiting.remove(run)
+            else:
+                self._in_flight -= 1
+            for future in run.futures:
+                future.cancel()
+            yield self._late_end(run, deadline)
+
+    def _late_end(self, run: _Running[T], deadline: Deadline) -> Outcome[T]:
+        run.ended = True
+        self._release(run)
+        assert run.wave is not None
+        return Outcome(run.number, error=deadline.error(run.wave.source.name))
 
     def _take(self, event: _Running[T] | _Called | _Signal) -> Outcome[T] | None:
         if isinstance(event, _Running):
@@ -238,6 +261,8 @@ class Crew(Generic[T]):
             if not wave.adds:
                 self._release(run)
             run.wave = wave
+            if self._late and self._deadline is not None:
+                return self._late_end(run, self._deadline)
             if not self._launch(run):
                 # Told first, so that room made between the two tries is not missed.
                 self._budget.subscribe(self)
@@ -274,7 +299,7 @@ class Crew(Generic[T]):
         return self._limits[at_once]
 
     def _call(self, run: _Running[T], task: Callable[[], object]) -> None:
-        future = threads.decode_pool().submit(task)
+        future = threads.decode_pool().submit(bound(self._deadline, task))
         run.calls.add(future)
         self._calls += 1
         future.add_done_callback(lambda done: self._ready.put(_Called(run, done)))
@@ -297,8 +322,9 @@ class Crew(Generic[T]):
     def _work_here(self, run: _Running[T]) -> Outcome[T] | None:
         """Make a job's calls on this thread."""
         try:
-            while run.tasks:
-                run.tasks.popleft()()
+            with within(self._deadline):
+                while run.tasks:
+                    run.tasks.popleft()()
         except Exception as error:  # noqa: BLE001 - the job is told, as it would be of a wave's error
             run.tasks.clear()
             return self._advance(run, error)
@@ -378,7 +404,11 @@ class Crew(Generic[T]):
 
     def _land(self, run: _Running[T]) -> Outcome[T] | None:
         """Give a job the bytes of its wave, or the first error among its reads."""
+        if run.ended:
+            # Its time was over before its bytes came.
+            return None
         self._in_flight -= 1
+        run.left = 0
         assert run.wave is not None
         reads, run.futures = run.futures, []
         try:

@@ -17,6 +17,7 @@ import numpy as np
 
 from fluxon_gop import forks
 from fluxon_gop.canvas import Choices
+from fluxon_gop.deadline import Deadline
 from fluxon_gop.errors import (
     ClosedError,
     EncryptedVideoError,
@@ -31,7 +32,7 @@ from fluxon_gop.frame_set import FrameSet, UInt8Array, Wanted
 from fluxon_gop.index_job import index_job, look_up
 from fluxon_gop.index_rows import Key
 from fluxon_gop.index_table import Damaged, Hint, IndexTable, Row
-from fluxon_gop.jobs import Deadline, Job, Wave, run_one
+from fluxon_gop.jobs import Job, Wave, run_one
 from fluxon_gop.model import Signature, VideoIndex
 from fluxon_gop.packets import OrderMismatchError, RowMismatchError
 from fluxon_gop.plan import Path, VideoPlan

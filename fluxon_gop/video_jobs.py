@@ -136,7 +136,9 @@ class VideoJobs:
         limit = self._choices.max_bytes
         for part in parts(index, plan_packets(index, frames), limit):
             # Each part by itself: the one before may have taken the decoder on.
-            plan = coalesced(self._decoders(index).resumed(index, part), self._costs)
+            plan = self._decoders(index).resumed(index, part)
+            wider = coalesced(plan, self._costs)
+            plan = wider if wider.nbytes <= limit else plan
             if plan.nbytes > limit:
                 done = yield from self._long_job(plan, stats, missing, canvas)
             else:

@@ -22,7 +22,7 @@ BUCKET = "videos"
 def _free_port() -> int:
     """Return a port that is free, with the one 10,000 above it, where SeaweedFS puts its gRPC."""
     while True:
-        port = random.SystemRandom().randrange(15_000, 28_000)
+        port = random.SystemRandom().randrange(15_000, 22_000)
         try:
             for number in (port, port + 10_000):
                 with socket.socket() as one:
@@ -46,6 +46,19 @@ class SeaweedFS:
             "actions": actions,
         }
         (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        for attempt in range(5):
+            self._start(found, folder)
+            try:
+                self._until(self._make_bucket)
+                self._until(lambda: obstore.put(self.store, "first", b"x"))
+            except ChildProcessError:
+                # Another process took one of the ports between the look and the start.
+                self._log.close()
+                assert attempt < 4
+            else:
+                return
+
+    def _start(self, found: str, folder: Path) -> None:
         s3, master, volume, filer = (_free_port() for _ in range(4))
         self.endpoint = f"http://127.0.0.1:{s3}"
         self._filer = f"http://127.0.0.1:{filer}"
@@ -54,13 +67,11 @@ class SeaweedFS:
         )
         command += " -s3.port.iceberg 0 -s3.port.lance 0"
         command += f" -master.port {master} -volume.port {volume} -filer.port {filer} -volume.max 20"
-        self._log = (folder / "log").open("w")
+        self._log = (folder / "log").open("a")
         self._process = subprocess.Popen(command.split(), stdout=self._log, stderr=subprocess.STDOUT)
         self.store = S3Store(
             BUCKET, client_options={"allow_http": True}, retry_config={"max_retries": 0}, **self._keys
         )
-        self._until(self._make_bucket)
-        self._until(lambda: obstore.put(self.store, "first", b"x"))
 
     @property
     def _keys(self) -> dict[str, Any]:
@@ -85,10 +96,11 @@ class SeaweedFS:
         request = urllib.request.Request(f"{self._filer}/buckets/{BUCKET}/", method="POST")
         urllib.request.urlopen(request, timeout=5).close()
 
-    @staticmethod
-    def _until(done: Any) -> None:
+    def _until(self, done: Any) -> None:
         until = time.monotonic() + 60
         while True:
+            if self._process.poll() is not None:
+                raise ChildProcessError
             try:
                 done()
             except Exception:

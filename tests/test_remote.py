@@ -344,8 +344,8 @@ def test_addresses_with_credentials_and_without_a_key_are_refused(s3):
     assert "secret2" not in str(caught.value)
 
 
-def test_a_remote_pool_travels_to_a_spawned_worker(folder, truth, s3):
-    """Pickled with its options, it reads there."""
+def test_a_pickled_pool_reads_with_its_options(folder, truth, s3):
+    """The copy has what the store needs."""
     uri = s3.put("spawned/0.mp4", (folder / "0.mp4").read_bytes())
     pool = pickle.loads(pickle.dumps(fg.VideoReaderPool(storage_options=s3.options)))
     (result,) = pool.read_many([fg.VideoReadRequest(uri, [4])])
@@ -363,7 +363,7 @@ def _read_for_ever(uri: str) -> None:
 
 
 def test_a_worker_killed_in_the_middle_of_a_wave_leaves_the_parent_working(folder, truth):
-    """kill -9 while its requests are in flight: the parent's pool reads on, and the server holds no connection of it."""
+    """kill -9 while its requests are in flight: the parent's pool reads on."""
     import multiprocessing
 
     with RangeServer(folder, latency_s=0.2) as server, fg.VideoReaderPool() as pool:

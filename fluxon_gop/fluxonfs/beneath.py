@@ -42,6 +42,13 @@ class BeneathSource(LocalSource):
     def _open_descriptor(self) -> int:
         return open_regular(self._relpath, self.name, self._opener)
 
+    def _named_status(self) -> os.stat_result:
+        descriptor = self._opener(self._relpath, _O_PATH | os.O_CLOEXEC)
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+
     def _opener(self, relpath: str, flags: int) -> int:
         try:
             root = os.open(self._root, _O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

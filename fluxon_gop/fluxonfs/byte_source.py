@@ -12,6 +12,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from fluxon_gop import forks
+from fluxon_gop.deadline import await_result
 from fluxon_gop.errors import (
     ClosedError,
     InvalidRequestError,
@@ -247,7 +248,7 @@ class FluxonFsVideoByteSource:
         reads = [GroupRead(self, first * size, min(last * size + size, self.size)) for first, last in gaps]
         fetches = self.group.fetch(reads) if reads else []
         for (first, _), future in zip(gaps, fetches, strict=True):
-            data = memoryview(future.result())
+            data = memoryview(await_result(future, self.name))
             for n in range(-(-len(data) // size)):
                 # A copy: a view would hold on to the whole run.
                 page = bytes(data[n * size : n * size + size])

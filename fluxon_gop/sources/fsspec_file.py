@@ -53,7 +53,11 @@ class FsspecSource:
     def name(self) -> str:
         """The address without user, password and query."""
         scheme, _, rest = self._url.partition("://")
-        return f"{scheme}://{rest.split('?', 1)[0].rpartition('@')[2]}"
+        authority, slash, path = rest.partition("/")
+        if scheme != "hf":
+            # There '@' names a revision.
+            authority = authority.rpartition("@")[2]
+        return f"{scheme}://{authority}{slash}{path.split('?', 1)[0] if '://' in self._url else path}"
 
     @property
     def group(self) -> FsspecGroup:
@@ -181,6 +185,9 @@ class FsspecGroup:
         sources: dict[int, Any] = {id(read.source): read.source for read in reads}
         for source in sources.values():
             source.check_open()
+        # Known before the call, so that what comes is held against it.
+        for source in sources.values():
+            assert source.signature is not None
         stops = [min(read.stop, read.source.signature.size) if read.head else read.stop for read in reads]
         try:
             found = self._file_system.cat_ranges(

@@ -46,6 +46,7 @@ class Host:
                 else:
                     with suppress(ValueError):
                         self._waiting.remove(entry)
+                    self._admit()
                 raise
         else:
             self._take(nbytes)
@@ -72,6 +73,9 @@ class Host:
     def _give(self, nbytes: int) -> None:
         self._requests -= 1
         self._bytes -= nbytes
+        self._admit()
+
+    def _admit(self) -> None:
         while self._waiting and self._fits(self._waiting[0][0]):
             size, turn = self._waiting.popleft()
             if not turn.cancelled():

@@ -127,6 +127,9 @@ def blob_of(uri: str, storage_options: Mapping[str, Any] | None) -> LanceBlobSou
         text = f"lance://{rest.split('?', 1)[0]}: want ?column=COLUMN&row=NUMBER behind the data set"
         raise InvalidRequestError(text) from None
     place = rest.split("?", 1)[0]
+    if "@" in place.split("/", 1)[0]:
+        text = "lance://...: credentials belong into storage_options, not into the address"
+        raise InvalidRequestError(text)
     inner = scheme.partition("+")[2]
     return LanceBlobSource(
         f"{inner}://{place}" if inner else place, column, row, storage_options=storage_options

@@ -105,10 +105,14 @@ class LocalSource:
         status = os.fstat(descriptor)
         with suppress(OSError):
             # A deleted file is still the version that was opened.
-            named = os.stat(self._path)  # noqa: PTH116 - as it was opened
+            named = self._named_status()
             if not os.path.samestat(named, status):
                 status = named
         return Signature(status.st_size, None, status.st_mtime_ns)
+
+    def _named_status(self) -> os.stat_result:
+        """Return the status of what is at the path now."""
+        return os.stat(self._path)  # noqa: PTH116 - as it was opened
 
     def _check_still(self, descriptor: int) -> None:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from abc import abstractmethod
@@ -47,7 +46,7 @@ class StoreSource(RemoteSource):
         """Return what a renewal is held against: a newer one is no reason to renew again."""
         return None
 
-    async def _attempt(self, start: int, stop: int) -> tuple[memoryview, Signature]:
+    async def _attempt(self, start: int, stop: int, *, asks: bool = False) -> tuple[memoryview, Signature]:
         options: dict[str, Any] = {"range": (start, stop)}
         pinned = self._signature
         if pinned is not None and pinned.etag is not None and not pinned.etag.startswith("W/"):
@@ -62,10 +61,13 @@ class StoreSource(RemoteSource):
         except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
             if start == 0 and _status(error) == 416:
                 # No byte of an empty file can be asked for.
-                meta = await self._ask_once()
+                meta = Signature(0) if asks else await self._ask_once()
                 if not meta.size:
                     return memoryview(b""), meta
             raise self._typed(error, start, stop, seen) from None
+        if tuple(result.range) != (start, max(min(stop, meta.size), start)):
+            text = f"{self.name}: asked for bytes [{start}, {stop}), got {tuple(result.range)}"
+            raise TransientError(SourceError(text, source=self.name))
         self._host.measure(answered - sent, time.perf_counter() - answered, len(data))
         return data, meta
 
@@ -73,9 +75,9 @@ class StoreSource(RemoteSource):
         seen = self._stand()
         try:
             return signature_of(await self._head())
-        except store_errors.PermissionDeniedError:
+        except (store_errors.PermissionDeniedError, store_errors.UnauthenticatedError):
             # An address signed for GET: the first byte's answer tells the version too.
-            _, meta = await self._attempt(0, 1)
+            _, meta = await self._attempt(0, 1, asks=True)
             return meta
         except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
             raise self._typed(error, 0, 0, seen) from None
@@ -90,7 +92,9 @@ class StoreSource(RemoteSource):
             return changed(name, self._signature, Signature(-1, "another (412)"))
         if isinstance(error, store_errors.NotFoundError | FileNotFoundError):
             return SourceNotFoundError(f"{name}: no such file", source=name)
-        if isinstance(error, store_errors.PermissionDeniedError | store_errors.UnauthenticatedError):
+        if isinstance(
+            error, store_errors.PermissionDeniedError | store_errors.UnauthenticatedError | PermissionError
+        ):
             return DeniedError(
                 SourcePermissionError(f"{name}: the store refuses the read", source=name), seen
             )
@@ -99,6 +103,8 @@ class StoreSource(RemoteSource):
             return ShortReadError(text, source=name, start=start, stop=stop, got=0)
         if status is not None and status not in _TRANSIENT and status < 500:
             return SourceError(f"{name}: the store answers {status}", source=name)
+        if isinstance(error, TypeError | AttributeError | NotImplementedError):
+            return SourceError(f"{name}: the store raises {type(error).__name__}", source=name)
         if isinstance(error, store_errors.NotSupportedError):
             return SourceError(f"{name}: the server answers without the range asked for", source=name)
         reason = "" if status is None else f": {status}"
@@ -130,9 +136,8 @@ class ObjectStoreSource(StoreSource):
         self._url = url
         name, self._base, self._path, self._shared = _parsed(url)
         self._handle = self._store()
-        self._renewing = asyncio.Lock()
         super().__init__(
-            name, self._handle.options, host_for(self._base.split("?", 1)[0], self._handle.options)
+            name, self._handle.options, host_for(_place(self._base, self._given), self._handle.options)
         )
 
     def _store(self) -> StoreHandle:
@@ -149,24 +154,21 @@ class ObjectStoreSource(StoreSource):
         return self._handle, self._handle.generation
 
     async def _renew(self, seen: Any) -> bool:
-        handle, generation = seen
-        renew = handle.options.renew
-        if renew is None:
+        handle, _ = seen
+        if handle.options.renew is None:
             return False
-        if not self._base.startswith("http"):
-            renewed: bool = await handle.renew(self._name, generation)
-            return renewed
-        async with self._renewing:
-            if (self._handle, self._handle.generation) != seen:
+        async with handle.renewing:
+            if self._stand() != seen:
+                # Somebody has, since this request was sent.
                 return True
-            fresh = await asyncio.to_thread(renew, self._name)
+            fresh = await handle.ask_renewal(self._name)
             if isinstance(fresh, str):
                 _, self._base, self._path, self._shared = _parsed(fresh)
                 self._url = fresh
                 self._handle = self._store()
-                return True
-        taken: bool = await handle.renew_with(fresh, generation, self._name)
-        return taken
+            else:
+                handle.take(fresh, self._name)
+        return True
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle address and options, credentials in them included: a worker needs them to read."""
@@ -206,6 +208,15 @@ def _parsed(url: str) -> tuple[str, str, str, bool]:
         return shown, url, "", False
     base = f"{parts.scheme}://{parts.netloc}" if web else f"{parts.scheme}://{bucket}"
     return shown, base, path.lstrip("/"), True
+
+
+def _place(base: str, given: Mapping[str, Any]) -> str:
+    """Return what bounds and measurements are kept by: a web server, or a bucket at its endpoint."""
+    parts = urlsplit(base)
+    if parts.scheme in {"http", "https"}:
+        return f"{parts.scheme}://{parts.hostname}:{parts.port}"
+    ends = [str(value) for name, value in sorted(given.items()) if "endpoint" in name]
+    return " ".join([base, *ends])
 
 
 def signature_of(meta: Any) -> Signature:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from fluxon_gop import threads
 from fluxon_gop.errors import InvalidRequestError
 from fluxon_gop.sources.host import Host
 from fluxon_gop.sources.object_store import StoreSource
@@ -57,12 +59,12 @@ class ObspecSource(StoreSource):
     async def _get(self, options: dict[str, Any]) -> Any:
         if hasattr(self._store, "get_async"):
             return await self._store.get_async(self._path, options=options)
-        return _Whole(await asyncio.to_thread(self._store.get, self._path, options=options))
+        return _Whole(await _blocking(partial(self._store.get, self._path, options=options)))
 
     async def _head(self) -> Any:
         if hasattr(self._store, "head_async"):
             return await self._store.head_async(self._path)
-        return await asyncio.to_thread(self._store.head, self._path)
+        return await _blocking(partial(self._store.head, self._path))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle store and path, where the store can be pickled."""
@@ -73,11 +75,16 @@ class _Whole:
     """A synchronous answer with the face of an asynchronous one."""
 
     def __init__(self, answer: Any) -> None:
-        self.meta = answer.meta
+        self.meta, self.range = answer.meta, answer.range
         self._answer = answer
 
     async def buffer_async(self) -> Any:
-        return await asyncio.to_thread(self._answer.buffer)
+        return await _blocking(self._answer.buffer)
+
+
+async def _blocking(call: Callable[[], Any]) -> Any:
+    """Make a call that blocks on a thread of the process's own pool."""
+    return await asyncio.get_running_loop().run_in_executor(threads.pool("fluxon_gop-blocking"), call)
 
 
 def _reopen(store: Any, path: str, name: str, given: Mapping[str, Any]) -> ObspecSource:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar, cast
 
-from fluxon_gop.errors import ForkedProcessError
+from fluxon_gop.deadline import await_result
+from fluxon_gop.errors import ForkedProcessError, SourceError
 from fluxon_gop.sources.range_source import Buffer, GroupRead
 
 T = TypeVar("T")
@@ -54,11 +55,7 @@ class ReadLoop:
     def call(self, make: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
         """Run one coroutine and wait for it, from any thread but the loop's own."""
         (future,) = self.submit([make], name)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return await_result(future, name)
 
     def submit(self, makers: Sequence[Callable[[], Coroutine[Any, Any, T]]], name: str) -> list[Future[T]]:
         """Start coroutines; ``name`` is whose they are, for the error in a forked child."""
@@ -103,7 +100,9 @@ async def _carry(make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) 
     try:
         value = await make()
     except asyncio.CancelledError:
-        future.cancel()
+        if not future.cancelled() and future.set_running_or_notify_cancel():
+            # Not by us: something below gave up.
+            future.set_exception(SourceError("the read was called off by its store"))
         raise
     except BaseException as error:  # noqa: BLE001 - it is the read's error
         if future.set_running_or_notify_cancel():

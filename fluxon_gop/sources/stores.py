@@ -11,7 +11,8 @@ from typing import Any
 
 from obstore.store import HTTPStore, from_url
 
-from fluxon_gop.errors import InvalidRequestError
+from fluxon_gop import threads
+from fluxon_gop.errors import InvalidRequestError, SourcePermissionError
 from fluxon_gop.sources.host import Host
 from fluxon_gop.sources.options import RemoteOptions, parse_options
 
@@ -29,7 +30,7 @@ class StoreHandle:
         self._given = dict(given)
         self._base = base
         self._shown = shown
-        self._renewing = asyncio.Lock()
+        self.renewing = asyncio.Lock()
         self.store = self._open()
 
     def _open(self) -> Any:
@@ -55,29 +56,27 @@ class StoreHandle:
             text = f"{self._shown}: no store can be opened with these options ({names}): {type(error).__name__}"
             raise InvalidRequestError(text) from None
 
-    async def renew(self, name: str, seen: int) -> bool:
-        """Renew the credentials unless somebody has since generation ``seen``; return whether there is a way to."""
-        if self.options.renew is None:
-            return False
-        async with self._renewing:
-            if self.generation == seen:
-                self._take(await asyncio.to_thread(self.options.renew, name), name)
-        return True
+    async def ask_renewal(self, name: str) -> Any:
+        """Return what ``renew`` brings; under ``renewing``, so that of many who wait one asks.
 
-    async def renew_with(self, fresh: Any, seen: int, name: str) -> bool:
-        """Take fresh storage options, unless somebody has renewed since."""
-        async with self._renewing:
-            if self.generation == seen:
-                self._take(fresh, name)
-        return True
+        Raises:
+            SourcePermissionError: it raised.
+        """
+        assert self.options.renew is not None
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(threads.pool("fluxon_gop-renew"), self.options.renew, name)
+        except Exception as error:  # noqa: BLE001 - it may hold anything, secrets too
+            text = f"{name}: the store refuses the read, and renewing raised {type(error).__name__}"
+            raise SourcePermissionError(text, source=name) from None
 
-    def _take(self, fresh: Any, name: str) -> None:
+    def take(self, fresh: Any, name: str) -> None:
+        """Take fresh storage options; the old ones stay where these make no sense."""
         if not isinstance(fresh, Mapping):
-            text = f"renew returned a {type(fresh).__name__} for {name}: want storage options"
-            raise InvalidRequestError(text)
-        self._given |= fresh
-        self.options = parse_options(self._given)
-        self.store = self._open()
+            text = f"{name}: renew returned a {type(fresh).__name__}: want an address or storage options"
+            raise SourcePermissionError(text, source=name)
+        renewed = StoreHandle(self._base, {**self._given, **fresh}, self._shown)
+        self._given, self.options, self.store = renewed._given, renewed.options, renewed.store
         self.generation += 1
 
 
@@ -118,12 +117,20 @@ def store_for(base: str, given: Mapping[str, Any], shown: str, *, keep: bool = T
     """Return the process's store for this address and these options, so that connections are reused."""
     if not keep:
         return StoreHandle(base, given, shown)
-    key = (base, tuple(sorted((name, repr(value)) for name, value in given.items())))
+    # What may hide its secret behind a repr is known by its identity; the handle keeps it alive.
+    plain = (str, int, float, bool, bytes, timedelta, type(None))
+    key = (base, tuple(sorted((n, repr(v) if type(v) in plain else _deep(v)) for n, v in given.items())))
     with _lock:
         handle = _handles.get(key)
         if handle is None:
             handle = _handles[key] = StoreHandle(base, given, shown)
         return handle
+
+
+def _deep(value: Any) -> str:
+    if isinstance(value, Mapping) and all(type(v) in {str, bytes, int} for v in value.values()):
+        return repr(sorted(value.items()))
+    return f"object {id(value)}"
 
 
 def host_for(place: str, options: RemoteOptions) -> Host:
