@@ -74,8 +74,9 @@ def await_result(future: Future[T], name: str) -> T:
     try:
         return future.result(None if deadline is None else deadline.left)
     except FutureTimeoutError:
-        if deadline is None or future.done():
-            raise
+        if deadline is None or (future.done() and not future.cancelled()):
+            # Its own error, or it came just now.
+            return future.result()
         future.cancel()
         raise deadline.error(name) from None
     except BaseException:

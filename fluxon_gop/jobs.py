@@ -72,7 +72,8 @@ def run_one(job: Job[T], stats: ReadStats, deadline: Deadline | None = None) -> 
     As a crew of one, without its books: a wave of one read, and a single call, stay on this thread.
     """
     try:
-        step = next(job)
+        with within(deadline):
+            step = next(job)
         while True:
             try:
                 if isinstance(step, Compute):
@@ -82,11 +83,14 @@ def run_one(job: Job[T], stats: ReadStats, deadline: Deadline | None = None) -> 
             except DeadlineError as error:
                 if deadline is not None and deadline.is_over:
                     raise
-                step = job.throw(error)
+                with within(deadline):
+                    step = job.throw(error)
             except Exception as error:  # noqa: BLE001 - the job is told, and may go on
-                step = job.throw(error)
+                with within(deadline):
+                    step = job.throw(error)
             else:
-                step = job.send(answer)
+                with within(deadline):
+                    step = job.send(answer)
     except StopIteration as stop:
         value: T = stop.value
         return value

@@ -243,12 +243,13 @@ class Crew(Generic[T]):
     def _advance(self, run: _Running[T], answer: Any) -> Outcome[T] | None:
         """Let a job go on until it needs bytes, has work to do, or ends."""
         try:
-            if answer is None:
-                wave = next(run.job)
-            elif isinstance(answer, BaseException):
-                wave = run.job.throw(answer)
-            else:
-                wave = run.job.send(answer)
+            with within(self._deadline):
+                if answer is None:
+                    wave = next(run.job)
+                elif isinstance(answer, BaseException):
+                    wave = run.job.throw(answer)
+                else:
+                    wave = run.job.send(answer)
         except StopIteration as stop:
             outcome: Outcome[T] = Outcome(run.number, value=stop.value)
         except Exception as error:  # noqa: BLE001 - a job's error is its outcome; the others go on

@@ -128,7 +128,7 @@ def check_timeout(timeout: Any) -> None:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         text = f"timeout is {timeout!r}, a {type(timeout).__name__}: want seconds or None"
         raise TypeError(text)
-    if not 0 < timeout < 1e9:
+    if not 0 < timeout < 1e7:
         text = f"timeout is {timeout}: want a positive number of seconds"
         raise InvalidRequestError(text)
 

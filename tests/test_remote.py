@@ -13,6 +13,7 @@ import pytest
 
 import fluxon_gop as fg
 from fluxon_gop.sources.options import parse_options
+from fluxon_gop.sources.range_source import GroupRead
 from tests.media import RECIPES, full_decode, make
 from tools.range_server import Fault, RangeServer, RequestInfo
 
@@ -459,3 +460,177 @@ def test_an_export_may_lie_on_s3(folder, truth, s3, tmp_path):
             indices=[3, 20],
         )
     assert np.array_equal(truth[0][[3, 20]], array)
+
+
+# ------------------------------------------------------------- found by attack
+
+
+@pytest.mark.parametrize("status", [403, 405, 501])
+def test_a_server_that_refuses_head_is_asked_by_the_first_byte(folder, status):
+    """Addresses signed for GET, servers without HEAD: the version comes with a GET; an empty file has one too."""
+    files = {"v.bin": b"abc", "empty.bin": b""}
+    with RangeServer(files, hook=lambda i: Fault(status=status) if i.method == "HEAD" else None) as server:
+        assert 3 == fg.open_source(server.url("v.bin"), QUICK).signature.size
+        assert 0 == fg.open_source(server.url("empty.bin"), QUICK).signature.size
+        assert b"" == bytes(fg.open_source(server.url("empty.bin"), QUICK).read_head(10))
+        assert len(server.requests) < 12
+
+
+@pytest.mark.parametrize("kind", [{}, {"weak_etag": True}])
+def test_a_file_replaced_by_a_shorter_one_is_read_anew_by_a_pool(folder, truth, kind):
+    """Also where the range lies beyond its end: SourceChangedError once, then the new file's frames."""
+    files = {"v.mp4": (folder / "0.mp4").read_bytes()}
+    make(folder / "short.mp4", RECIPES["allintra"], 4)
+    with RangeServer(files, **kind) as server, fg.VideoReaderPool(storage_options=QUICK) as pool:
+        requests = [fg.VideoReadRequest(server.url("v.mp4"), [29])]
+        assert exact(pool.read_many(requests), [[29]], truth[:1])
+        files["v.mp4"] = (folder / "short.mp4").read_bytes()
+        with pytest.raises(fg.SourceChangedError):
+            pool.read_many([fg.VideoReadRequest(server.url("v.mp4"), [20])])
+        wanted = full_decode(folder / "short.mp4")
+        (result,) = pool.read_many([fg.VideoReadRequest(server.url("v.mp4"), [3])])
+    assert np.array_equal(wanted[[3]], result.array)
+
+
+def test_a_limit_holds_for_reads_that_no_wave_foresaw(folder):
+    """On the container path without a row every read is unplanned: the call still ends at its limit."""
+    stalled = threading.Event()
+    with RangeServer(folder, hook=lambda _: Fault(delay_s=20) if stalled.is_set() else None) as server:
+        for wrap in (fg.VideoReader, None):
+            stalled.clear()
+            if wrap is not None:
+                reader = fg.VideoReader.open(server.url("0.mp4"), path="container", timeout=1.0)
+                attempt = lambda: reader.read_frames_numpy([29])  # noqa: B023
+            else:
+                pool = fg.VideoReaderPool(path="container", timeout=1.0)
+                attempt = lambda: pool.read_many([fg.VideoReadRequest(server.url("0.mp4"), [29])])  # noqa: B023
+            stalled.set()
+            started = time.monotonic()
+            with pytest.raises(fg.DeadlineError):
+                attempt()
+            assert time.monotonic() - started < 8
+
+
+def test_what_has_come_when_the_time_is_over_is_still_decoded(folder, truth):
+    """A prefetched batch that is read after its limit: all its bytes are here, all its frames come."""
+    with RangeServer(folder) as server, fg.VideoReaderPool(timeout=0.6) as pool:
+        requests = batch([server.url(f"{n}.mp4") for n in range(4)], clips()[:4])
+        handle = pool.prefetch(requests)
+        time.sleep(1.0)
+        assert exact(pool.read_many(handle), clips()[:4], truth[:4])
+
+
+def test_sixteen_files_renew_once(folder, truth):
+    """All of a batch's requests are refused at once: one renewal serves all its files."""
+    valid, renewals = ["old"], []
+
+    def renew(name: str) -> dict:
+        renewals.append(name)
+        time.sleep(0.1)
+        return {"default_headers": {"x-sig": valid[0]}}
+
+    def hook(info: RequestInfo) -> Fault | None:
+        return None if info.headers.get("x-sig") == valid[0] else Fault(status=403)
+
+    with RangeServer(folder, hook=hook) as server:
+        options = {"default_headers": {"x-sig": "old"}, "renew": renew}
+        with fg.VideoReaderPool(storage_options=options) as pool:
+            requests = batch([server.url(f"{n}.mp4") for n in range(VIDEOS)], clips())
+            valid[0] = "new"
+            assert exact(pool.read_many(requests), clips(), truth)
+    assert 1 == len(renewals)
+
+
+@pytest.mark.parametrize("bad", ["raises", "number", "options"])
+def test_a_renewal_that_fails_is_a_refusal_that_tells_no_secret(folder, bad):
+    """It raises, returns rubbish, or options that make no sense: PermissionError, and the old options stay."""
+
+    def renew(name: str):
+        if bad == "raises":
+            raise KeyError(name, "sesame")
+        return 7 if bad == "number" else {"timeout": "soon"}
+
+    with RangeServer(folder, hook=lambda _: Fault(status=403)) as server:
+        source = fg.open_source(server.url("0.mp4"), {"renew": renew})
+        for _ in range(2):
+            with pytest.raises((PermissionError, fg.InvalidRequestError)) as caught:
+                source.read(0, 4)
+            assert "sesame" not in str(caught.value)
+        assert len(server.requests) == 2
+
+
+def test_a_blocking_read_on_the_loops_own_thread_is_refused(folder):
+    """An obspec store whose coroutine reads through us would wait for itself: an error, and the process reads on."""
+    with RangeServer(folder) as server:
+        url = server.url("0.mp4")
+
+        class Nested:
+            async def get_async(self, path, *, options=None):
+                return fg.open_source(url).read(0, 4)
+
+            async def head_async(self, path):
+                raise NotImplementedError
+
+        with pytest.raises(fg.SourceError):
+            fg.ObspecSource(Nested(), "x", storage_options={"max_retries": 0}).read(0, 4)
+        assert 4 == len(fg.open_source(url).read(0, 4))
+
+
+def test_a_server_that_echoes_the_request_puts_no_query_into_a_message(folder):
+    """A 500 with the address in its body: the message tells the status alone."""
+    with RangeServer(
+        folder, hook=lambda _: Fault(status=500, body=b"failed: GET /0.mp4?sig=sesame")
+    ) as server:
+        with pytest.raises(fg.SourceError) as caught:
+            fg.open_source(server.url("0.mp4") + "?sig=sesame", {"max_retries": 0}).read(0, 4)
+    assert "sesame" not in str(caught.value)
+
+
+def test_an_fsspec_file_system_that_breaks_hangs_nobody(monkeypatch):
+    """CancelledError, SystemExit, values instead of errors, too few answers: each is a SourceError."""
+    import asyncio
+
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    system.pipe_file("/broken/a.bin", b"0123456789")
+    answers = [asyncio.CancelledError(), SystemExit(), [FileNotFoundError()], [], None]
+    for answer in answers:
+
+        def cat(*_: object, answer=answer, **__: object):
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        with monkeypatch.context() as broken:
+            broken.setattr(type(system), "cat_ranges", cat)
+            source = fg.FsspecSource("memory://broken/a.bin")
+            (future,) = source.group.start([GroupRead(source, 0, 4)])
+            with pytest.raises(fg.SourceError):
+                future.result(10)
+
+
+def test_a_blob_of_a_data_set_that_was_written_again_is_another_version(tmp_path):
+    """Deleted and made anew, its rows have the same numbers; a column that holds no blobs is refused by name."""
+    import shutil
+
+    import lance
+    import pyarrow as pa
+
+    from fluxon_gop.sources import lance_blob
+
+    schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("video")])
+    seen = []
+    for content in (b"a" * 100, b"b" * 100):
+        shutil.rmtree(tmp_path / "t.lance", ignore_errors=True)
+        table = pa.table({"id": pa.array([0]), "video": lance.blob_array([content])}, schema=schema)
+        lance.write_dataset(
+            table, str(tmp_path / "t.lance"), enable_stable_row_ids=True, data_storage_version="2.2"
+        )
+        lance_blob._groups.clear()
+        seen.append(fg.LanceBlobSource(str(tmp_path / "t.lance"), "video", 0).signature)
+    assert not seen[0].fits(seen[1])
+    with pytest.raises(fg.InvalidRequestError, match="'id' is no column of blobs"):
+        fg.LanceBlobSource(str(tmp_path / "t.lance"), "id", 0).read(0, 4)
+    with pytest.raises(fg.InvalidRequestError, match="credentials"):
+        fg.LanceBlobSource("s3://KEY:SECRET@bucket/x.lance", "video", 0)

@@ -5,6 +5,7 @@ fsspec is imported at the first use. Its answers carry no version: it is asked f
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import threading
@@ -137,7 +138,12 @@ class FsspecGroup:
         def run() -> None:
             if not sum([future.set_running_or_notify_cancel() for future in futures]):
                 return
-            for future, outcome in zip(futures, self._outcomes(reads), strict=True):
+            try:
+                outcomes = self._outcomes(reads)
+            except BaseException as error:  # noqa: BLE001 - whatever it was, the reads have failed
+                text = f"{reads[0].source.name}: the file system raises {type(error).__name__}"
+                outcomes = [SourceError(text, source=reads[0].source.name) for _ in reads]
+            for future, outcome in zip(futures, outcomes, strict=True):
                 if future.cancelled():
                     continue
                 if isinstance(outcome, BaseException):
@@ -169,6 +175,9 @@ class FsspecGroup:
     def _outcomes(self, reads: Sequence[GroupRead]) -> list[Buffer | BaseException]:
         try:
             return list(self._cat(reads))
+        except asyncio.CancelledError:
+            text = f"{reads[0].source.name}: the file system called the read off"
+            return [SourceError(text, source=reads[0].source.name) for _ in reads]
         except Exception as error:  # noqa: BLE001 - each read gets its own file's error
             sources = {id(read.source): read.source for read in reads}
             if len(sources) == 1:
@@ -202,7 +211,12 @@ class FsspecGroup:
             now = source.ask()
             if not source.signature.fits(now):
                 raise changed(source.name, source.signature, now)
+        if not isinstance(found, Sequence) or len(found) != len(reads):
+            text = f"{names[0]}: the file system answers {len(reads)} reads with something else"
+            raise SourceError(text, source=names[0])
         for read, name, stop, data in zip(reads, names, stops, found, strict=True):
+            if isinstance(data, Exception):
+                raise _typed(data, name)
             if not isinstance(data, bytes | bytearray | memoryview):
                 text = f"{name}: the file system answers with a {type(data).__name__}"
                 raise SourceError(text, source=name)

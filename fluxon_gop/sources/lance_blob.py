@@ -47,6 +47,9 @@ class LanceBlobSource:
         if isinstance(row, bool) or not isinstance(row, int):
             text = f"row is a {type(row).__name__}: want an int"
             raise TypeError(text)
+        if "@" in dataset.partition("://")[2].split("/", 1)[0]:
+            text = "lance://...: credentials belong into storage_options, not into the address"
+            raise InvalidRequestError(text)
         if row < 0 or not column or not dataset:
             text = f"dataset {dataset!r}, column {column!r}, row {row}: want names, and a row from 0"
             raise InvalidRequestError(text)
@@ -127,9 +130,6 @@ def blob_of(uri: str, storage_options: Mapping[str, Any] | None) -> LanceBlobSou
         text = f"lance://{rest.split('?', 1)[0]}: want ?column=COLUMN&row=NUMBER behind the data set"
         raise InvalidRequestError(text) from None
     place = rest.split("?", 1)[0]
-    if "@" in place.split("/", 1)[0]:
-        text = "lance://...: credentials belong into storage_options, not into the address"
-        raise InvalidRequestError(text)
     inner = scheme.partition("+")[2]
     return LanceBlobSource(
         f"{inner}://{place}" if inner else place, column, row, storage_options=storage_options
@@ -144,6 +144,7 @@ class BlobGroup:
         self._uri, self._column, self._options = dataset, column, dict(options)
         self._opened: Any = None
         self._stable = False
+        self._born = ""
         self._known: dict[int, Signature] = {}
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -188,7 +189,13 @@ class BlobGroup:
         with self._lock:
             missing = sorted({source.row for source in sources} - self._known.keys())
             if missing:
-                self._look(missing)
+                try:
+                    self._look(missing)
+                except (SourceError, InvalidRequestError):
+                    raise
+                except Exception as error:  # noqa: BLE001 - Lance raises many kinds
+                    text = f"lance://{self._uri}: the rows of {self._column} cannot be looked at: {_line(error)}"
+                    raise SourceError(text, source=self._uri) from None
             for source in sources:
                 if source.row not in self._known:
                     text = f"{source.name}: no such row, or it holds no blob"
@@ -215,7 +222,7 @@ class BlobGroup:
             if blob is None:
                 continue
             if place is None:
-                version = f"row {ids.column('_rowid')[n]}@{ids.column('_row_last_updated_at_version')[n]}"
+                version = f"row {ids.column('_rowid')[n]}@{ids.column('_row_last_updated_at_version')[n]} of {self._born}"
             else:
                 file = self._file_of(place[n] >> 32)
                 version = f"{file}:{place[n] & 0xFFFFFFFF}:{blob['position']}"
@@ -270,7 +277,7 @@ class BlobGroup:
     def _versions(self, sources: Sequence[LanceBlobSource]) -> list[Signature | SourceError]:
         try:
             return list(self.signatures(sources))
-        except SourceNotFoundError:
+        except SourceError:
             versions: list[Signature | SourceError] = []
             for source in sources:
                 try:
@@ -291,7 +298,14 @@ class BlobGroup:
             if self._column not in opened.schema.names:
                 text = f"lance://{self._uri}: no column {self._column!r}"
                 raise InvalidRequestError(text)
+            if "blob" not in str(opened.schema.field(self._column)) + str(
+                opened.schema.field(self._column).metadata
+            ):
+                text = f"lance://{self._uri}: {self._column!r} is no column of blobs"
+                raise InvalidRequestError(text)
             self._stable = bool(opened.has_stable_row_ids)
+            # A data set that was deleted and written again has rows of the same numbers.
+            self._born = str(opened.versions()[0]["timestamp"]) if self._stable else ""
             self._opened = opened
         return self._opened
 

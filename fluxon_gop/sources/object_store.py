@@ -64,9 +64,17 @@ class StoreSource(RemoteSource):
                 meta = Signature(0) if asks else await self._ask_once()
                 if not meta.size:
                     return memoryview(b""), meta
+            if (
+                _status(error) == 416
+                and not asks
+                and self._signature is not None
+                and start < self._signature.size
+            ):
+                # The version that is pinned reaches that far: this is another one.
+                self._hold(await self._ask_once())
             raise self._typed(error, start, stop, seen) from None
-        if tuple(result.range) != (start, max(min(stop, meta.size), start)):
-            text = f"{self.name}: asked for bytes [{start}, {stop}), got {tuple(result.range)}"
+        if tuple(getattr(result, "range", ())) != (start, max(min(stop, meta.size), start)):
+            text = f"{self.name}: asked for bytes [{start}, {stop}), got another range"
             raise TransientError(SourceError(text, source=self.name))
         self._host.measure(answered - sent, time.perf_counter() - answered, len(data))
         return data, meta
@@ -75,12 +83,12 @@ class StoreSource(RemoteSource):
         seen = self._stand()
         try:
             return signature_of(await self._head())
-        except (store_errors.PermissionDeniedError, store_errors.UnauthenticatedError):
-            # An address signed for GET: the first byte's answer tells the version too.
+        except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
+            if not _refuses_head(error):
+                raise self._typed(error, 0, 0, seen) from None
+            # An address signed for GET, or a server without HEAD: the first byte's answer tells the version too.
             _, meta = await self._attempt(0, 1, asks=True)
             return meta
-        except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
-            raise self._typed(error, 0, 0, seen) from None
 
     def _typed(self, error: Exception, start: int, stop: int, seen: Any) -> Exception:
         """Return obstore's error as one of ours. None of the causes is shown: they tell the address with its secrets."""
@@ -107,10 +115,11 @@ class StoreSource(RemoteSource):
             return SourceError(f"{name}: the store raises {type(error).__name__}", source=name)
         if isinstance(error, store_errors.NotSupportedError):
             return SourceError(f"{name}: the server answers without the range asked for", source=name)
-        reason = "" if status is None else f": {status}"
         if "kind: Timeout" in str(error) or "timed out" in str(error):
             return TransientError(DeadlineError(f"{name}: no answer in time", source=name))
-        return TransientError(SourceError(f"{name}: {_words(error)}{reason}", source=name))
+        # With a status only that: the answer's body may quote the request, its query too.
+        words = f"the store answers {status}" if status is not None else _words(error)
+        return TransientError(SourceError(f"{name}: {words}", source=name))
 
 
 class ObjectStoreSource(StoreSource):
@@ -208,6 +217,16 @@ def _parsed(url: str) -> tuple[str, str, str, bool]:
         return shown, url, "", False
     base = f"{parts.scheme}://{parts.netloc}" if web else f"{parts.scheme}://{bucket}"
     return shown, base, path.lstrip("/"), True
+
+
+def _refuses_head(error: Exception) -> bool:
+    """Return whether a server refuses HEAD as such; obstore tells 405 as "not found"."""
+    refused = (
+        store_errors.PermissionDeniedError
+        | store_errors.UnauthenticatedError
+        | store_errors.NotSupportedError
+    )
+    return isinstance(error, refused) or _status(error) in {405, 501}
 
 
 def _place(base: str, given: Mapping[str, Any]) -> str:

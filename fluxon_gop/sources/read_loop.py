@@ -38,6 +38,7 @@ class ReadLoop:
     def __init__(self) -> None:
         """Start nothing yet."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._pid: int | None = None
         self._lock = threading.Lock()
 
@@ -54,6 +55,9 @@ class ReadLoop:
 
     def call(self, make: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
         """Run one coroutine and wait for it, from any thread but the loop's own."""
+        if self._thread is threading.current_thread():
+            text = f"{name}: a blocking read on the read loop's own thread would wait for itself; use another thread"
+            raise SourceError(text, source=name)
         (future,) = self.submit([make], name)
         return await_result(future, name)
 
@@ -88,6 +92,7 @@ class ReadLoop:
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=loop.run_forever, name="fluxon_gop-remote", daemon=True)
                 thread.start()
+                self._thread = thread
                 self._loop, self._pid = loop, os.getpid()
             return self._loop
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from cachetools import LRUCache
 from obstore.store import HTTPStore, from_url
 
 from fluxon_gop import threads
@@ -16,6 +18,8 @@ from fluxon_gop.errors import InvalidRequestError, SourcePermissionError
 from fluxon_gop.sources.host import Host
 from fluxon_gop.sources.options import RemoteOptions, parse_options
 
+_FAILED_SECONDS = 1.0
+"""For how long a renewal that failed is not tried again."""
 SCHEMES = frozenset({"http", "https", "s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"})
 _Key = tuple[str, tuple[tuple[str, Any], ...]]
 
@@ -27,6 +31,7 @@ class StoreHandle:
         """Open no connection yet. ``shown`` stands for the address in messages."""
         self.options = parse_options(given)
         self.generation = 0
+        self._failed: tuple[float, str] | None = None
         self._given = dict(given)
         self._base = base
         self._shown = shown
@@ -63,11 +68,17 @@ class StoreHandle:
             SourcePermissionError: it raised.
         """
         assert self.options.renew is not None
+        if self._failed is not None and time.monotonic() < self._failed[0]:
+            # Those who waited for it get its failure too.
+            text = f"{name}: {self._failed[1]}"
+            raise SourcePermissionError(text, source=name)
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(threads.pool("fluxon_gop-renew"), self.options.renew, name)
         except Exception as error:  # noqa: BLE001 - it may hold anything, secrets too
-            text = f"{name}: the store refuses the read, and renewing raised {type(error).__name__}"
+            why = f"the store refuses the read, and renewing raised {type(error).__name__}"
+            self._failed = (time.monotonic() + _FAILED_SECONDS, why)
+            text = f"{name}: {why}"
             raise SourcePermissionError(text, source=name) from None
 
     def take(self, fresh: Any, name: str) -> None:
@@ -98,7 +109,8 @@ def _plain_endpoint(given: Mapping[str, Any]) -> bool:
 
 
 _lock = threading.Lock()
-_handles: dict[_Key, StoreHandle] = {}
+_handles: LRUCache[_Key, StoreHandle] = LRUCache(256)
+"""Beyond that many the least recently used are let go; sources keep theirs."""
 _hosts: dict[tuple[str, int, int], Host] = {}
 
 
