@@ -24,6 +24,7 @@ QUICK = {"timeout": "400ms", "retry_timeout": "3s", "max_retries": 6}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("remote")
+    make(folder / "0.mkv", RECIPES["bframes"], 30)
     for n in range(VIDEOS):
         make(folder / f"{n}.mp4", RECIPES[("bframes", "faststart", "hevc", "opengop")[n % 4]], 30)
     return folder
@@ -144,8 +145,11 @@ def test_a_fault_is_outlived_or_a_typed_error_in_time(folder, truth, fault, phas
             armed.set()
             attempt = lambda: fg.VideoReader.open(uri, storage_options=options).read_frames_numpy([3, 20])
         else:
-            path = "container" if phase == "unplanned read" else None
-            reader = fg.VideoReader.open(uri, index=index, storage_options=options, path=path)
+            if phase == "unplanned read":
+                # No MP4: each of its reads is made on demand.
+                reader = fg.VideoReader.open(server.url("0.mkv"), storage_options=options)
+            else:
+                reader = fg.VideoReader.open(uri, index=index, storage_options=options)
             armed.set()
             attempt = lambda: reader.read_frames_numpy([3, 20])
         started = time.monotonic()
@@ -158,6 +162,7 @@ def test_a_fault_is_outlived_or_a_typed_error_in_time(folder, truth, fault, phas
         assert hits
         armed.clear()
         if phase != "index build":
+            assert (phase == "unplanned read") == (reader.stats().unplanned_requests > 0) or lasts
             # The reader is as good as before.
             assert np.array_equal(truth[0][[3, 20]], reader.read_frames_numpy([3, 20]))
             reader.close()
