@@ -639,3 +639,22 @@ def test_a_blob_of_a_data_set_that_was_written_again_is_another_version(tmp_path
         fg.LanceBlobSource(str(tmp_path / "t.lance"), "id", 0).read(0, 4)
     with pytest.raises(fg.InvalidRequestError, match="credentials"):
         fg.LanceBlobSource("s3://KEY:SECRET@bucket/x.lance", "video", 0)
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_no_more_requests_are_in_flight_than_the_host_may_have(folder, limit):
+    """Forty reads of four sources at once: never more than ``max_requests_in_flight`` of them at the server."""
+    with RangeServer(folder, latency_s=0.02) as server:
+        options = {"max_requests_in_flight": limit}
+        sources = [fg.open_source(server.url(f"{n}.mp4"), options) for n in range(4)]
+        reads = [GroupRead(sources[n % 4], 100 * n, 100 * n + 50) for n in range(40)]
+        for future in sources[0].group.start(reads):
+            assert 50 == len(future.result(30))
+        events = sorted(
+            [(r.started, 1) for r in server.requests] + [(r.ended, -1) for r in server.requests]
+        )
+    running = most = 0
+    for _, change in events:
+        running += change
+        most = max(most, running)
+    assert most <= limit
