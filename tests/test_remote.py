@@ -658,3 +658,18 @@ def test_no_more_requests_are_in_flight_than_the_host_may_have(folder, limit):
         running += change
         most = max(most, running)
     assert most <= limit
+
+
+@pytest.mark.parametrize("status", [304, 400, 403, 404, 412, 416, 500])
+def test_no_error_leads_to_the_address_as_it_was_given(folder, status):
+    """Neither message, cause nor context, however deep, shows the query of a signed address."""
+    with RangeServer(folder, hook=lambda _: Fault(status=status)) as server:
+        for ask in (lambda source: source.read(0, 4), lambda source: source.signature):
+            with pytest.raises(fg.SourceError) as caught:
+                ask(fg.open_source(server.url("0.mp4") + "?sig=sesame", {"max_retries": 0}))
+            error: BaseException | None = caught.value
+            seen = []
+            while error is not None:
+                seen.append(repr(error) + str(error))
+                error = error.__cause__ or error.__context__
+            assert "sesame" not in "".join(seen)

@@ -53,26 +53,25 @@ class StoreSource(RemoteSource):
             options["if_match"] = pinned.etag
         seen = self._stand()
         sent = time.perf_counter()
+        failure: Exception | None = None
         try:
             result = await self._get(options)
             answered = time.perf_counter()
             meta = signature_of(result.meta)
             data = memoryview(await result.buffer_async())
         except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
-            if start == 0 and _status(error) == 416:
+            # Raised below: an error's context would show the address as it was given, with its secrets.
+            failure, status = self._typed(error, start, stop, seen), _status(error)
+        if failure is not None:
+            if status == 416 and start == 0:
                 # No byte of an empty file can be asked for.
                 meta = Signature(0) if asks else await self._ask_once()
                 if not meta.size:
                     return memoryview(b""), meta
-            if (
-                _status(error) == 416
-                and not asks
-                and self._signature is not None
-                and start < self._signature.size
-            ):
+            if status == 416 and not asks and self._signature is not None and start < self._signature.size:
                 # The version that is pinned reaches that far: this is another one.
                 self._hold(await self._ask_once())
-            raise self._typed(error, start, stop, seen) from None
+            raise failure
         if tuple(getattr(result, "range", ())) != (start, max(min(stop, meta.size), start)):
             text = f"{self.name}: asked for bytes [{start}, {stop}), got another range"
             raise TransientError(SourceError(text, source=self.name))
@@ -84,11 +83,12 @@ class StoreSource(RemoteSource):
         try:
             return signature_of(await self._head())
         except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
-            if not _refuses_head(error):
-                raise self._typed(error, 0, 0, seen) from None
-            # An address signed for GET, or a server without HEAD: the first byte's answer tells the version too.
-            _, meta = await self._attempt(0, 1, asks=True)
-            return meta
+            failure, refused = self._typed(error, 0, 0, seen), _refuses_head(error)
+        if not refused:
+            raise failure
+        # An address signed for GET, or a server without HEAD: the first byte's answer tells the version too.
+        _, meta = await self._attempt(0, 1, asks=True)
+        return meta
 
     def _typed(self, error: Exception, start: int, stop: int, seen: Any) -> Exception:
         """Return obstore's error as one of ours. None of the causes is shown: they tell the address with its secrets."""
