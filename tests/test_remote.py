@@ -673,3 +673,74 @@ def test_no_error_leads_to_the_address_as_it_was_given(folder, status):
                 seen.append(repr(error) + str(error))
                 error = error.__cause__ or error.__context__
             assert "sesame" not in "".join(seen)
+
+
+def test_a_presigned_address_of_s3_is_read_and_not_shown(folder, truth, s3):
+    """Signed for GET alone: version, ranges and frames come; its signature is in no name."""
+    from datetime import timedelta
+
+    import obstore
+
+    s3.put("signed/0.mp4", (folder / "0.mp4").read_bytes())
+    url = obstore.sign(s3.store, "GET", "signed/0.mp4", timedelta(minutes=5))
+    assert "Signature" in url
+    with fg.VideoReader.open(url) as reader:
+        assert np.array_equal(truth[0][[3, 20]], reader.read_frames_numpy([3, 20]))
+        assert "Signature" not in repr(reader) + reader.source.name
+    assert (folder / "0.mp4").stat().st_size == fg.open_source(url).signature.size
+
+
+def _read_there(pool, requests, answers) -> None:
+    answers.put([result.array for result in pool.read_many(requests)])
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_remote_pool_works_in_a_fresh_process(folder, truth, method):
+    """The parent has read from the store; a spawned worker and one of a fork server read all the same."""
+    import multiprocessing
+
+    context = multiprocessing.get_context(method)
+    with RangeServer(folder) as server, fg.VideoReaderPool() as pool:
+        requests = batch([server.url(f"{n}.mp4") for n in range(4)], clips()[:4])
+        pool.read_many(requests)
+        answers = context.Queue()
+        child = context.Process(target=_read_there, args=(pool, requests, answers))
+        child.start()
+        arrays = answers.get(timeout=60)
+        child.join(30)
+    assert 0 == child.exitcode
+    assert all(np.array_equal(p[c], a) for a, c, p in zip(arrays, clips()[:4], truth[:4], strict=True))
+
+
+@pytest.mark.parametrize("place", ["read_many", "reader"])
+def test_an_interrupt_in_the_middle_of_a_wave_leaves_nothing(folder, truth, place):
+    """Ctrl-C while answers are awaited: it comes out at once, the readers are back, and the next read is right."""
+    import signal
+
+    slow = threading.Event()
+    with RangeServer(folder, hook=lambda _: Fault(delay_s=10) if slow.is_set() else None) as server:
+        pool, uri = fg.VideoReaderPool(), server.url("0.mp4")
+        reader = fg.VideoReader.open(uri)
+        read = {
+            "read_many": lambda: pool.read_many([fg.VideoReadRequest(uri, [3, 20])])[0].array,
+            "reader": lambda: reader.read_frames_numpy([3, 20]),
+        }[place]
+        read()
+        slow.set()
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            started = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                reader.read_frames_numpy([0, 29]) if place == "reader" else pool.read_many(
+                    [fg.VideoReadRequest(uri, [0, 29])]
+                )
+            assert time.monotonic() - started < 8
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        slow.clear()
+        assert np.array_equal(truth[0][[3, 20]], read())
+        assert 0 == pool.counts()["active_readers"]
+        pool.close()
+        reader.close()
