@@ -74,7 +74,7 @@ class FileSystem:
         exports: Iterable[FluxonFsExport],
         cache: FluxonFsCache,
         users: Users | None = None,
-        row_key: Callable[[str, str, str], Any] | None = None,
+        row_key: Callable[[str, str, Callable[[], str]], Any] | None = None,
     ) -> None:
         """Check the configuration; makes the disk tier's folder.
 
@@ -82,7 +82,7 @@ class FileSystem:
             exports: with names of their own.
             cache: the tiers.
             users: needed where an export names the users who may read.
-            row_key: tells the key of a row in an index table, by export name, relpath and the origin's name.
+            row_key: tells the key of a row in an index table, by export name, relpath and what tells the origin's name.
         """
         self._exports: dict[str, FluxonFsExport] = {}
         for export in exports:
@@ -173,7 +173,9 @@ class FileSystem:
         """Return the key of a file's row in an index table."""
         if self._row_key is None:
             return (export_name, relpath)
-        return self._row_key(export_name, relpath, self.export(export_name).open_origin(relpath).name)
+        return self._row_key(
+            export_name, relpath, lambda: self.export(export_name).open_origin(relpath).name
+        )
 
     def close(self) -> bool:
         """Refuse further reads, and write what waits to be written; return whether all was, within ten seconds."""

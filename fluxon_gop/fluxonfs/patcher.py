@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from fluxon_gop.fluxonfs.byte_source import FluxonFsFile
@@ -226,11 +226,12 @@ class _RowKey:
     def __init__(self, table: IndexTable | None) -> None:
         self._table = table
 
-    def __call__(self, export_name: str, relpath: str, origin: str) -> Any:
+    def __call__(self, export_name: str, relpath: str, origin: Callable[[], str]) -> Any:
         key = (export_name, relpath)
-        return (
-            origin if self._table is not None and key not in self._table and origin in self._table else key
-        )
+        if self._table is None or key in self._table:
+            return key
+        name = origin()
+        return name if name in self._table else key
 
 
 class _CurrentIdentity:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import cast
 
 from fluxon_gop import forks, threads
@@ -81,12 +81,14 @@ class PieceCache:
             source = cast("PieceSource", read.source)
             futures.append(Future())
             wanted.setdefault(id(source), (source, []))[1].append(PieceRead(source, read, futures[-1]))
-        granted = [one for one in wanted.values() if one[0].is_granted]
+        granted = []
+        for source, mine in wanted.values():
+            if source.is_granted:
+                granted.append((source, mine))
+            else:
+                self._submit(mine, self._look_up_all, [(source, mine)])
         if granted:
             self._submit([read for _, mine in granted for read in mine], self._look_up_all, granted)
-        for source, mine in wanted.values():
-            if (source, mine) not in granted:
-                self._submit(mine, self._look_up_all, [(source, mine)])
         return futures
 
     def forecast(self, pieces: FilePieces, ranges: Iterable[ByteRange]) -> str:
@@ -272,12 +274,12 @@ class PieceCache:
         assert pieces is not None
         first, *more = flight_runs(flights, pieces.piece_bytes)
         for run in more:
-            self._send(threads.origin_pool(), run)
+            self._send(run)
         self._guarded(first, self._fetch)
 
-    def _send(self, pool: Executor, run: list[Flight]) -> None:
+    def _send(self, run: list[Flight]) -> None:
         try:
-            pool.submit(self._guarded, run, self._fetch)
+            threads.origin_pool().submit(self._guarded, run, self._fetch)
         except RuntimeError as error:
             self._unclaim(run)
             self._fail(run, error)

@@ -312,15 +312,8 @@ class _Foreign:
         )
 
     def _open(self, key: VideoReaderKey) -> FluxonFsVideoReader:
-        return FluxonFsVideoReader._open(  # noqa: SLF001 - FluxonFS's own name
-            agent=self._agent,
-            export_name=key.export_name,
-            relpath=key.relpath,
-            height=key.height,
-            width=key.width,
-            num_threads=key.num_threads,
-            request_identity=key.request_identity,
-        )
+        # FluxonFS's own name, and the key's fields are its arguments.
+        return FluxonFsVideoReader._open(agent=self._agent, **vars(key))  # noqa: SLF001
 
     def read(self, wanted: Wanted) -> list[_Group]:
         return [self._read(key, clips) for key, clips in wanted.items()]

@@ -10,13 +10,10 @@ import hashlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from datetime import datetime
 from typing import Any
 
-from fluxon_gop import threads
 from fluxon_gop.errors import (
-    ClosedError,
     ForkedProcessError,
     InvalidRequestError,
     ShortReadError,
@@ -25,13 +22,14 @@ from fluxon_gop.errors import (
     SourcePermissionError,
 )
 from fluxon_gop.model import Signature
-from fluxon_gop.sources.range_source import Buffer, GroupRead, changed, check_range
+from fluxon_gop.sources.one_call import OneCallGroup, OneCallSource
+from fluxon_gop.sources.range_source import Buffer, GroupRead, changed
 
 _VERSION_NAMES = ("ETag", "etag", "e_tag", "md5", "checksum", "last_commit", "blob_id", "generation")
 _TIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
-class FsspecSource:
+class FsspecSource(OneCallSource):
     """One file of an fsspec file system. The version is size with an etag or the like, else with a time.
 
     A wave over files of one file system is one ``cat_ranges`` call; errors are raised, never taken for bytes.
@@ -44,10 +42,9 @@ class FsspecSource:
             url: ``scheme://...`` of a file system that fsspec knows.
             storage_options: of that file system.
         """
+        super().__init__()
         self._url = url
         self._given = dict(storage_options or {})
-        self._signature: Signature | None = None
-        self._closed = False
         self._made: tuple[FsspecGroup, str] | None = None
 
     @property
@@ -58,7 +55,7 @@ class FsspecSource:
         if scheme != "hf":
             # There '@' names a revision.
             authority = authority.rpartition("@")[2]
-        return f"{scheme}://{authority}{slash}{path.split('?', 1)[0] if '://' in self._url else path}"
+        return f"{scheme}://{authority}{slash}{path.split('?', 1)[0]}"
 
     @property
     def group(self) -> FsspecGroup:
@@ -72,21 +69,6 @@ class FsspecSource:
             self._signature = self.ask()
         return self._signature
 
-    def pin(self, signature: Signature) -> None:
-        """Make every read be of this version; raises where another one was seen."""
-        if self._signature is not None and not self._signature.fits(signature):
-            raise changed(self.name, signature, self._signature)
-        self._signature = signature
-
-    def read(self, start: int, stop: int) -> Buffer:
-        """Return bytes ``[start, stop)``."""
-        check_range(self.name, start, stop)
-        return self.group.read([GroupRead(self, start, stop)])[0]
-
-    def read_head(self, size: int) -> Buffer:
-        """Return the first ``size`` bytes or the whole file."""
-        return self.group.read([GroupRead(self, 0, size, head=True)])[0]
-
     def ask(self) -> Signature:
         """Ask the file system for the version now."""
         self.check_open()
@@ -98,16 +80,6 @@ class FsspecSource:
         """The file in its file system."""
         return self._opened()[1]
 
-    def check_open(self) -> None:
-        """Raise ClosedError where the source is closed."""
-        if self._closed:
-            text = f"{self.name}: the source is closed"
-            raise ClosedError(text)
-
-    def close(self) -> None:
-        """Refuse further reads."""
-        self._closed = True
-
     def _opened(self) -> tuple[FsspecGroup, str]:
         if self._made is None:
             self._made = _group_of(self._url, self._given, self.name)
@@ -117,12 +89,8 @@ class FsspecSource:
         """Pickle address and options, credentials in them included: a worker needs them to read."""
         return (FsspecSource, (self._url, self._given))
 
-    def __repr__(self) -> str:
-        """Show the address without secrets."""
-        return f"FsspecSource({self.name!r})"
 
-
-class FsspecGroup:
+class FsspecGroup(OneCallGroup):
     """One file system: reads of many of its files are one call."""
 
     def __init__(self, file_system: Any) -> None:
@@ -130,49 +98,17 @@ class FsspecGroup:
         self._file_system = file_system
         self._pid = os.getpid()
 
-    def start(self, reads: Sequence[GroupRead]) -> list[Future[Buffer]]:
-        """Start one call for all reads, and return a future for each."""
-        futures: list[Future[Buffer]] = [Future() for _ in reads]
-        self._check_process(reads[0].source.name)
-
-        def run() -> None:
-            if not sum([future.set_running_or_notify_cancel() for future in futures]):
-                return
-            try:
-                outcomes = self._outcomes(reads)
-            except BaseException as error:  # noqa: BLE001 - whatever it was, the reads have failed
-                text = f"{reads[0].source.name}: the file system raises {type(error).__name__}"
-                outcomes = [SourceError(text, source=reads[0].source.name) for _ in reads]
-            for future, outcome in zip(futures, outcomes, strict=True):
-                if future.cancelled():
-                    continue
-                if isinstance(outcome, BaseException):
-                    future.set_exception(outcome)
-                else:
-                    future.set_result(outcome)
-
-        threads.origin_pool().submit(run)
-        return futures
-
-    def read(self, reads: Sequence[GroupRead]) -> list[Buffer]:
-        """Make one call for all reads, here; raises the first error."""
-        self._check_process(reads[0].source.name)
-        outcomes = self._outcomes(reads)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
-
     def ask(self, name: str, path: str) -> Signature:
         """Return the version of a file as it is now."""
-        self._check_process(name)
+        self.check_process(name)
         try:
             self._file_system.invalidate_cache(path)
             return _signature(self._file_system.info(path))
         except Exception as error:  # noqa: BLE001 - file systems raise many kinds
             raise _typed(error, name) from None
 
-    def _outcomes(self, reads: Sequence[GroupRead]) -> list[Buffer | BaseException]:
+    def outcomes(self, reads: Sequence[GroupRead]) -> list[Buffer | BaseException]:
+        """Make one call, and where a file fails one call for each."""
         try:
             return list(self._cat(reads))
         except asyncio.CancelledError:
@@ -184,7 +120,7 @@ class FsspecGroup:
                 return [error for _ in reads]
             # One bad file spoils no other's reads.
             by_source = {
-                key: iter(self._outcomes([read for read in reads if id(read.source) == key]))
+                key: iter(self.outcomes([read for read in reads if id(read.source) == key]))
                 for key in sources
             }
             return [next(by_source[id(read.source)]) for read in reads]
@@ -227,7 +163,8 @@ class FsspecGroup:
                 raise ShortReadError(text, source=name, start=read.start, stop=stop, got=len(data))
         return [data if isinstance(data, bytes) else memoryview(data) for data in found]
 
-    def _check_process(self, name: str) -> None:
+    def check_process(self, name: str) -> None:
+        """Raise where the file system has a thread of its own, in a forked child."""
         if self._pid != os.getpid() and getattr(self._file_system, "async_impl", False):
             text = (
                 f"{name}: read in a forked child of process {self._pid}, where the file system's thread does not "

@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from fluxon_gop import threads
 from fluxon_gop.errors import (
     ClosedError,
     ForkedProcessError,
@@ -23,10 +21,11 @@ from fluxon_gop.errors import (
     SourceNotFoundError,
 )
 from fluxon_gop.model import Signature
-from fluxon_gop.sources.range_source import Buffer, GroupRead, changed, check_range
+from fluxon_gop.sources.one_call import OneCallGroup, OneCallSource
+from fluxon_gop.sources.range_source import Buffer, GroupRead
 
 
-class LanceBlobSource:
+class LanceBlobSource(OneCallSource):
     """One blob: a row of a blob column.
 
     The version is the blob's size with what names its bytes: the stable row id and the version of its last update,
@@ -44,6 +43,7 @@ class LanceBlobSource:
             row: the row's number in scan order, from 0.
             storage_options: for Lance.
         """
+        super().__init__()
         if isinstance(row, bool) or not isinstance(row, int):
             text = f"row is a {type(row).__name__}: want an int"
             raise TypeError(text)
@@ -55,8 +55,6 @@ class LanceBlobSource:
             raise InvalidRequestError(text)
         self._dataset, self._column, self._row = dataset, column, row
         self._given = dict(storage_options or {})
-        self._signature: Signature | None = None
-        self._closed = False
 
     @property
     def name(self) -> str:
@@ -80,43 +78,9 @@ class LanceBlobSource:
             self._signature = self.group.signatures([self])[0]
         return self._signature
 
-    def pin(self, signature: Signature) -> None:
-        """Have every read be of this version; raises where the blob is another one."""
-        if self._signature is not None and not self._signature.fits(signature):
-            raise changed(self.name, signature, self._signature)
-        self._signature = signature
-
-    @property
-    def pinned(self) -> Signature | None:
-        """The version that reads must have, None where any will do."""
-        return self._signature
-
-    def read(self, start: int, stop: int) -> Buffer:
-        """Return bytes ``[start, stop)`` of the blob."""
-        check_range(self.name, start, stop)
-        return self.group.read([GroupRead(self, start, stop)])[0]
-
-    def read_head(self, size: int) -> Buffer:
-        """Return the first ``size`` bytes or the whole blob."""
-        return self.group.read([GroupRead(self, 0, size, head=True)])[0]
-
-    def check_open(self) -> None:
-        """Raise ClosedError where the source is closed."""
-        if self._closed:
-            text = f"{self.name}: the source is closed"
-            raise ClosedError(text)
-
-    def close(self) -> None:
-        """Refuse further reads; the data set stays open for others."""
-        self._closed = True
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the names and options, credentials in them included: a worker needs them to read."""
         return (_reopen, (self._dataset, self._column, self._row, self._given))
-
-    def __repr__(self) -> str:
-        """Show the name."""
-        return f"LanceBlobSource({self.name!r})"
 
 
 def blob_of(uri: str, storage_options: Mapping[str, Any] | None) -> LanceBlobSource:
@@ -136,7 +100,7 @@ def blob_of(uri: str, storage_options: Mapping[str, Any] | None) -> LanceBlobSou
     )
 
 
-class BlobGroup:
+class BlobGroup(OneCallGroup):
     """One blob column of one data set at one version."""
 
     def __init__(self, dataset: str, column: str, options: Mapping[str, Any]) -> None:
@@ -149,43 +113,13 @@ class BlobGroup:
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
-    def start(self, reads: Sequence[GroupRead]) -> list[Future[Buffer]]:
-        """Start one call for all reads, and return a future for each."""
-        self._check_process()
-        futures: list[Future[Buffer]] = [Future() for _ in reads]
-
-        def run() -> None:
-            live = [n for n, future in enumerate(futures) if future.set_running_or_notify_cancel()]
-            try:
-                outcomes = self._outcomes([reads[n] for n in live])
-            except BaseException as error:  # noqa: BLE001 - it is the reads' error
-                outcomes = [error for _ in live]
-            for n, outcome in zip(live, outcomes, strict=True):
-                if isinstance(outcome, BaseException):
-                    futures[n].set_exception(outcome)
-                else:
-                    futures[n].set_result(outcome)
-
-        threads.origin_pool().submit(run)
-        return futures
-
-    def read(self, reads: Sequence[GroupRead]) -> list[Buffer]:
-        """Make one call for all reads, here; raises the first error."""
-        self._check_process()
-        found: list[Buffer] = []
-        for outcome in self._outcomes(reads):
-            if isinstance(outcome, BaseException):
-                raise outcome
-            found.append(outcome)
-        return found
-
     def signatures(self, sources: Sequence[LanceBlobSource]) -> list[Signature]:
         """Return the versions of blobs: one look for all that are not known yet.
 
         Raises:
             SourceNotFoundError: no such row, or it holds no blob.
         """
-        self._check_process()
+        self.check_process(self._uri)
         with self._lock:
             missing = sorted({source.row for source in sources} - self._known.keys())
             if missing:
@@ -232,7 +166,8 @@ class BlobGroup:
         found = self._dataset().get_fragment(fragment)
         return ",".join(file.path for file in found.data_files()) if found is not None else "?"
 
-    def _outcomes(self, reads: Sequence[GroupRead]) -> list[Buffer | BaseException]:
+    def outcomes(self, reads: Sequence[GroupRead]) -> list[Buffer | BaseException]:
+        """Make one ``read_blob_ranges`` call for the reads that can be made."""
         sources: list[Any] = [read.source for read in reads]
         outcomes: list[Buffer | BaseException | None] = [None] * len(reads)
         wanted: list[tuple[int, int, int, int]] = []
@@ -309,7 +244,9 @@ class BlobGroup:
             self._opened = opened
         return self._opened
 
-    def _check_process(self) -> None:
+    def check_process(self, name: str) -> None:
+        """Raise in a forked child: Lance has threads of its own."""
+        del name
         if self._pid != os.getpid():
             text = (
                 f"lance://{self._uri}: a Lance data set of the parent is read in a forked child, where Lance's threads "

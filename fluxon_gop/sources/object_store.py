@@ -143,15 +143,11 @@ class ObjectStoreSource(StoreSource):
         """
         self._given = dict(storage_options or {})
         self._url = url
-        name, self._base, self._path, self._shared = _parsed(url)
-        self._handle = self._store()
+        name, self._base, self._path, shared = _parsed(url)
+        self._handle = store_for(self._base, self._given, name, keep=shared)
         super().__init__(
             name, self._handle.options, host_for(_place(self._base, self._given), self._handle.options)
         )
-
-    def _store(self) -> StoreHandle:
-        name = _parsed(self._url)[0]
-        return store_for(self._base, self._given, name, keep=self._shared)
 
     async def _get(self, options: dict[str, Any]) -> Any:
         return await obstore.get_async(self._handle.store, self._path, options=options)  # type: ignore[arg-type]
@@ -172,9 +168,9 @@ class ObjectStoreSource(StoreSource):
                 return True
             fresh = await handle.ask_renewal(self._name)
             if isinstance(fresh, str):
-                _, self._base, self._path, self._shared = _parsed(fresh)
+                shown, self._base, self._path, shared = _parsed(fresh)
                 self._url = fresh
-                self._handle = self._store()
+                self._handle = store_for(self._base, self._given, shown, keep=shared)
             else:
                 handle.take(fresh, self._name)
         return True

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from fluxon_gop.errors import (
-    ClosedError,
     DeadlineError,
     ShortReadError,
     SourceError,
-    SourceNotFoundError,
     SourcePermissionError,
 )
 from fluxon_gop.model import Signature
@@ -23,6 +21,7 @@ from fluxon_gop.sources.host import Host
 from fluxon_gop.sources.options import RemoteOptions
 from fluxon_gop.sources.range_source import Buffer, RequestCosts, changed, check_range
 from fluxon_gop.sources.read_loop import READ_LOOP, ReadLoop
+from fluxon_gop.sources.versioned import VersionedSource
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class DeniedError(Exception):
         self.seen = seen
 
 
-class RemoteSource(ABC):
+class RemoteSource(VersionedSource):
     """One remote file. Reads run in the process's read loop; thread-safe.
 
     The version is pinned by the first answer, or by ``pin``, and every answer is held against it. A request that fails
@@ -63,11 +62,10 @@ class RemoteSource(ABC):
 
     def __init__(self, name: str, options: RemoteOptions, host: Host) -> None:
         """Name the file; no request is made yet."""
+        super().__init__()
         self._name = name
         self._limits = options
         self._host = host
-        self._signature: Signature | None = None
-        self._closed = False
 
     @property
     def name(self) -> str:
@@ -93,26 +91,20 @@ class RemoteSource(ABC):
     def signature(self) -> Signature:
         """The pinned or first seen version; one request where nothing was read yet."""
         if self._signature is None:
-            self._check_open()
+            self.check_open()
             READ_LOOP.call(self._ask, self._name)
         assert self._signature is not None
         return self._signature
 
-    def pin(self, signature: Signature) -> None:
-        """Make every read be of this version; raises where another one was seen."""
-        if self._signature is not None and not self._signature.fits(signature):
-            raise changed(self.name, signature, self._signature)
-        self._signature = signature
-
     def read(self, start: int, stop: int) -> Buffer:
         """Return bytes ``[start, stop)`` by one request, and further tries where it fails for the moment."""
         check_range(self._name, start, stop)
-        self._check_open()
+        self.check_open()
         return READ_LOOP.call(lambda: self.fetch(start, stop, head=False), self._name)
 
     def read_head(self, size: int) -> Buffer:
         """Return the first ``size`` bytes or the whole file by one request; the version is known after it."""
-        self._check_open()
+        self.check_open()
         return READ_LOOP.call(lambda: self.fetch(0, size, head=True), self._name)
 
     async def fetch(self, start: int, stop: int, *, head: bool) -> Buffer:
@@ -164,7 +156,7 @@ class RemoteSource(ABC):
 
     async def _persist(self, request: Any, nbytes: int) -> Any:
         """Make a request until it succeeds, fails for good, or the limits are reached."""
-        self._check_open()
+        self.check_open()
         limits = self._limits
         last: list[SourceError] = []
         retrying = AsyncRetrying(
@@ -175,7 +167,7 @@ class RemoteSource(ABC):
         )
 
         async def limited() -> Any:
-            self._check_open()
+            self.check_open()
             try:
                 async with asyncio.timeout(limits.attempt_seconds):
                     return await request()
@@ -218,21 +210,3 @@ class RemoteSource(ABC):
                     f"{self.name}: not read within the limit of all tries ({limits.retry_seconds:g} s){why}"
                 )
                 raise DeadlineError(text, source=self.name) from None
-
-    def _check_open(self) -> None:
-        if self._closed:
-            text = f"{self.name}: the source is closed"
-            raise ClosedError(text)
-
-    def close(self) -> None:
-        """Refuse further reads. The connections belong to the process and stay warm."""
-        self._closed = True
-
-    def __repr__(self) -> str:
-        """Show the address without secrets."""
-        return f"{type(self).__name__}({self._name!r})"
-
-
-def not_found(name: str) -> SourceNotFoundError:
-    """Return the error for nothing at an address."""
-    return SourceNotFoundError(f"{name}: no such file", source=name)
