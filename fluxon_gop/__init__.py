@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib.metadata import version as _version
 
 from fluxon_gop.batch_plan import BatchPlan, PlannedVideo
+from fluxon_gop.clip_dataset import Clip, ClipDataset
+from fluxon_gop.clips import Pairs, Timestamps, Windows
 from fluxon_gop.errors import (
     BoxError,
     ClosedError,
@@ -36,10 +38,13 @@ from fluxon_gop.errors import (
 )
 from fluxon_gop.index_build import build_index
 from fluxon_gop.index_table import IndexTable
+from fluxon_gop.lance_video import LanceVideoTable, LanceVideoWriter, add_columns
+from fluxon_gop.loader import ClipLoader
 from fluxon_gop.model import Signature, Verdict, VideoIndex
 from fluxon_gop.pool import VideoReaderPool
 from fluxon_gop.reader import VideoReader
 from fluxon_gop.requests import VideoReadRequest, VideoReadResult
+from fluxon_gop.samplers import ClipSampler, LookAhead
 from fluxon_gop.sources import (
     FsspecSource,
     LanceBlobSource,
@@ -59,6 +64,10 @@ __version__ = _version("fluxon-gop")
 __all__ = [
     "BatchPlan",
     "BoxError",
+    "Clip",
+    "ClipDataset",
+    "ClipLoader",
+    "ClipSampler",
     "ClosedError",
     "DeadlineError",
     "DecodeError",
@@ -74,12 +83,16 @@ __all__ = [
     "IndexVersionError",
     "InvalidRequestError",
     "LanceBlobSource",
+    "LanceVideoTable",
+    "LanceVideoWriter",
     "LocalSource",
+    "LookAhead",
     "MemorySource",
     "Mp4Error",
     "NotMp4Error",
     "ObjectStoreSource",
     "ObspecSource",
+    "Pairs",
     "PlannedVideo",
     "RangeSource",
     "ReadStats",
@@ -90,6 +103,7 @@ __all__ = [
     "SourceNotFoundError",
     "SourcePermissionError",
     "StaleIndexError",
+    "Timestamps",
     "Trace",
     "TracedSource",
     "TruncatedMp4Error",
@@ -101,7 +115,9 @@ __all__ = [
     "VideoReader",
     "VideoReaderPool",
     "WaveKind",
+    "Windows",
     "__version__",
+    "add_columns",
     "build_index",
     "open_source",
 ]

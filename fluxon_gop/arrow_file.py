@@ -1,9 +1,10 @@
-"""A table as one Arrow IPC file: read whole, replaced whole; on a remote store, read only."""
+"""A table as one Arrow IPC file: read whole, replaced whole; on a remote store, read only. Or in memory only."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,8 @@ REMOTE_READ_BYTES = 16 * 1024 * 1024
 
 class ArrowFile:
     """One Arrow IPC file, zstd inside, replaced whole by each write."""
+
+    forks_badly = False
 
     def __init__(self, path: Path) -> None:
         """Name the file; nothing is read yet."""
@@ -70,13 +73,9 @@ class ArrowFile:
     def _write(self, table: pa.Table) -> None:
         part = self._path.with_suffix(f".{os.getpid()}.part")
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
         try:
-            with (
-                pa.OSFile(str(part), "wb") as file,
-                pa.ipc.new_file(file, table.schema, options=options) as out,
-            ):
-                out.write_table(table)
+            with pa.OSFile(str(part), "wb") as file:
+                _write_to(file, table)
             part.replace(self._path)
         finally:
             part.unlink(missing_ok=True)
@@ -121,6 +120,111 @@ class RemoteArrowFile(ArrowFile):
             "one and upload it, or use a Lance data set"
         )
         raise IndexTableError(text, uri=self._source.name)
+
+
+class MemoryRows(ArrowFile):
+    """Rows that lie nowhere but in memory; a pickle carries them, compressed."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        """Take the rows."""
+        super().__init__(Path("memory"))
+        self._held = rows
+
+    def _write(self, table: pa.Table) -> None:
+        self._held = table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the rows."""
+        out = pa.BufferOutputStream()
+        _write_to(out, self._held)
+        return (_from_bytes, (out.getvalue().to_pybytes(),))
+
+
+def _from_bytes(data: bytes) -> MemoryRows:
+    return MemoryRows(_table_of(data))
+
+
+class Rows(Protocol):
+    """Rows of a table that is read."""
+
+    @property
+    def forks_badly(self) -> bool:
+        """Whether a forked child cannot read them."""
+        ...
+
+    def schema(self) -> pa.Schema | None:
+        """Return the schema."""
+        ...
+
+    def scalars(self, columns: list[str]) -> pa.Table:
+        """Return these columns of all rows."""
+        ...
+
+    def take(self, positions: list[int]) -> pa.Table:
+        """Return these rows, in this order."""
+        ...
+
+
+class LayeredRows:
+    """A table's rows and more behind them, in memory; read only."""
+
+    def __init__(self, below: Rows, more: MemoryRows) -> None:
+        """Take both, of one schema."""
+        self._below, self._more = below, more
+        self._count: int | None = None
+
+    @property
+    def forks_badly(self) -> bool:
+        """Whether the table's rows do."""
+        return self._below.forks_badly
+
+    def schema(self) -> pa.Schema | None:
+        """Return the schema of both."""
+        return self._more.schema()
+
+    def scalars(self, columns: list[str]) -> pa.Table:
+        """Return these columns, the table's rows first."""
+        below = self._below.scalars(columns)
+        self._count = below.num_rows
+        return pa.concat_tables([_nullable(below), _nullable(self._more.scalars(columns))])
+
+    def take(self, positions: list[int]) -> pa.Table:
+        """Return these rows, in this order."""
+        if self._count is None:
+            self.scalars(["uri"])
+        assert self._count is not None
+        count, schema = self._count, self._more.schema()
+        assert schema is not None
+        below = [place for place in positions if place < count]
+        more = [place - count for place in positions if place >= count]
+        parts = [_nullable(self._below.take(below).select(schema.names))] if below else []
+        parts += [_nullable(self._more.take(more))] if more else []
+        rows = pa.concat_tables(parts)
+        # Where each row now stands, in the order asked for.
+        order = np.argsort(np.argsort(np.array(positions) >= count, kind="stable"), kind="stable")
+        return rows.take(pa.array(order, pa.int64()))
+
+    def append(self, table: pa.Table) -> None:
+        """Refuse: whoever wants rows to stay writes them to the table below."""
+        text = f"{table.num_rows} rows cannot be written to a table with rows in memory: write to the table itself"
+        raise IndexTableError(text)
+
+    def replace(self, table: pa.Table) -> None:
+        """Refuse likewise."""
+        self.append(table)
+
+
+def _nullable(table: pa.Table) -> pa.Table:
+    """Return a table whose columns may hold nulls, without field metadata: what differs between two kinds of rows."""
+    schema = pa.schema([pa.field(field.name, field.type) for field in table.schema])
+    return pa.Table.from_arrays(table.columns, schema=schema)
+
+
+def _write_to(file: Any, table: pa.Table | None) -> None:
+    assert table is not None
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(file, table.schema, options=options) as out:
+        out.write_table(table)
 
 
 def _table_of(data: Buffer) -> pa.Table:

@@ -90,7 +90,7 @@ class Batch:
             if isinstance(outcome.error, FrameIndexError) and len(mine) > 1:
                 self._one_by_one(n, mine)
             else:
-                self._deal(outcome.value, outcome.error, mine, self._stats[n], hit=self._leased[n].hit)
+                self._deal(outcome.value, outcome.error, mine, self._stats[n], lease=self._leased[n])
             self._raise_first(mine, skip=skip)
         answered = [result for result in self._results if result is not None]
         assert len(answered) == len(self._requests), "a request was left without an answer"
@@ -183,15 +183,15 @@ class Batch:
 
     def _one_by_one(self, n: int, mine: list[int]) -> None:
         """Read requests apart: a number beyond the end spoils its own request only."""
-        reader, hit = self._leased[n].reader, self._leased[n].hit
+        lease = self._leased[n]
         for member in mine:
             one = ReadStats()
-            job = reader.read_job(Wanted.of(self._requests[member].frames), one)
+            job = lease.reader.read_job(Wanted.of(self._requests[member].frames), one)
             self._nested = Crew([(job, one)], self._budget, self._deadline)
             if self._stopped:
                 self._nested.stop()
             for outcome in self._nested:
-                self._deal(outcome.value, outcome.error, [member], self._stats[n], hit=hit)
+                self._deal(outcome.value, outcome.error, [member], self._stats[n], lease=lease)
             self._stats[n].add(one)
 
     def _deal(
@@ -201,17 +201,22 @@ class Batch:
         mine: list[int],
         stats: ReadStats,
         *,
-        hit: bool = False,
+        lease: Lease[ReaderKey, VideoReader] | None = None,
     ) -> None:
         """Give each request its rows, or its error."""
         if error is not None and not isinstance(error, FluxonGopError):
             raise error
+        hit = lease is not None and lease.hit
+        index = None if lease is None else lease.reader.index
+        known = index is not None and index.container_reason is None
         for number, member in enumerate(mine):
             if pictures is None:
                 self._results[member] = VideoReadResult(None, stats, error, hit)
                 continue
             try:
-                self._results[member] = VideoReadResult(pictures.array(number), stats, None, hit)
+                array = pictures.array(number)
+                times = index.seconds_of(self._requests[member].frames) if index and known else None
+                self._results[member] = VideoReadResult(array, stats, None, hit, times)
             except FluxonGopError as failure:
                 self._results[member] = VideoReadResult(None, stats, failure, hit)
 

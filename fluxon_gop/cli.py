@@ -26,8 +26,9 @@ from fluxon_gop.batch_plan import BatchPlan, count_of
 from fluxon_gop.demo import run_demo
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError
 from fluxon_gop.facts import one_line, outcome, plan_facts, row_of, table_facts, video_facts
-from fluxon_gop.index_build import Built, build_index, build_table, find_videos
+from fluxon_gop.index_build import Built, BuildReport, build_index, build_table, find_videos
 from fluxon_gop.index_table import IndexTable
+from fluxon_gop.lance_video import LanceVideoTable, add_columns
 from fluxon_gop.picture import sheet_of
 from fluxon_gop.pool import VideoReaderPool
 from fluxon_gop.reader import VideoReader
@@ -129,6 +130,11 @@ def index_build(
                 _print_json(outcome(built))
 
         report = build_table(videos, table, check=check.value, rebuild=rebuild, progress=tell)
+    _tell_build(to, report, as_json)
+
+
+def _tell_build(to: str, report: BuildReport, as_json: bool) -> None:
+    """Print what a build did; exit with 1 where it failed for some videos."""
     requests, nbytes = report.stats.total_requests, report.stats.total_bytes
     if as_json:
         sums = {"built": report.built, "skipped": report.skipped, "failed": len(report.failures)}
@@ -142,6 +148,25 @@ def index_build(
         )
     if report.failures:
         raise typer.Exit(1)
+
+
+@index_app.command(
+    "add-columns",
+    epilog=_example(
+        "index add-columns episodes_videos.lance", "index add-columns s3://bucket/videos.lance --json"
+    ),
+)
+def index_add_columns(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A Lance table of videos.")],
+    as_json: Json = False,
+) -> None:
+    """Give a Lance table of videos its index columns, in place.
+
+    The table has a row a video: episode_idx, video_key, and the MP4 bytes as the blob video_bytes. Rows that have their columns are skipped, no row moves, no other column is written; videos that have no index keep null columns and are listed at the end.
+    """
+    with _progress("indexing", len(LanceVideoTable.open(table))) as advance:
+        report = add_columns(table, progress=lambda rows: [advance() for _ in range(rows)])
+    _tell_build(table, report, as_json)
 
 
 @index_app.command(

@@ -20,6 +20,7 @@ from fluxon_gop.index_table import IndexTable
 from fluxon_gop.jobs import run_one
 from fluxon_gop.model import Verdict, VideoIndex
 from fluxon_gop.prefetch import Crew
+from fluxon_gop.ranges import ByteRange
 from fluxon_gop.requests import Uri
 from fluxon_gop.sources import RangeSource, open_source
 from fluxon_gop.stats import ReadStats
@@ -178,16 +179,8 @@ def _build_batch(
                 continue
             sources.append(source)
         stats = [ReadStats() for _ in sources]
-        jobs = [
-            (index_job(source, one, check=check != "none"), one)
-            for source, one in zip(sources, stats, strict=True)
-        ]
-        for outcome in Crew(jobs):
-            failure = outcome.error
-            if failure is not None and not isinstance(failure, FluxonGopError):
-                raise failure
-            n = outcome.number
-            index = outcome.value
+        for n, found, refused in indexes_of(sources, stats, check=check != "none"):
+            index, failure = found, refused
             if index is not None and check == "decode":
                 try:
                     index = check_by_decoding(index, sources[n], stats[n]).index
@@ -197,6 +190,29 @@ def _build_batch(
     finally:
         for source in sources:
             source.close()
+
+
+def indexes_of(
+    sources: Sequence[RangeSource],
+    stats: Sequence[ReadStats],
+    *,
+    check: bool = True,
+    hints: Sequence[ByteRange | None] | None = None,
+) -> Iterator[tuple[int, VideoIndex | None, FluxonGopError | None]]:
+    """Yield (place, index, None) or (place, None, error) of each source, as they are done; their waves run together.
+
+    ``stats``: one for each source. ``check``: prove the entry points, by one more wave. ``hints``: where the movie boxes
+    are said to lie; each saves a wave where true.
+    """
+    jobs = [
+        (index_job(source, one, check=check, hint=hint), one)
+        for source, one, hint in zip(sources, stats, hints or [None] * len(sources), strict=True)
+    ]
+    for outcome in Crew(jobs):
+        failure = outcome.error
+        if failure is not None and not isinstance(failure, FluxonGopError):
+            raise failure
+        yield outcome.number, outcome.value, failure
 
 
 def _unchanged(source: RangeSource, table: IndexTable, check: str) -> bool:

@@ -10,22 +10,21 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
+import numpy as np
 import pyarrow as pa
 from cachetools import LRUCache
 
 from fluxon_gop import forks, index_rows
-from fluxon_gop.arrow_file import ArrowFile, RemoteArrowFile
+from fluxon_gop.arrow_file import ArrowFile, LayeredRows, MemoryRows, RemoteArrowFile
 from fluxon_gop.errors import (
     ClosedError,
-    ForkedProcessError,
     IndexTableError,
     IndexVersionError,
 )
 from fluxon_gop.index_rows import (
     INDEX_VERSION,
-    KEY_COLUMNS,
     SCALAR_COLUMNS,
     SCHEMA,
     SWM_COLUMNS,
@@ -33,12 +32,10 @@ from fluxon_gop.index_rows import (
     Key,
     positions,
 )
+from fluxon_gop.lance_rows import LanceRows, forked
 from fluxon_gop.model import Signature, VideoIndex
-from fluxon_gop.ranges import ByteRange
+from fluxon_gop.ranges import ByteRange, Int64Array
 from fluxon_gop.sources import open_source
-
-if TYPE_CHECKING:
-    from lance import LanceDataset
 
 MAX_HINT_BYTES = 512 * 1024 * 1024
 CACHE_BYTES = 256 * 1024 * 1024
@@ -68,6 +65,9 @@ class _Store(Protocol):
 
     def take(self, positions: list[int]) -> pa.Table: ...
 
+    @property
+    def forks_badly(self) -> bool: ...
+
     def schema(self) -> pa.Schema | None: ...
 
     def append(self, table: pa.Table) -> None: ...
@@ -78,13 +78,21 @@ class _Store(Protocol):
 class IndexTable:
     """Index rows by video. Thread-safe for reading; a pickle carries the address, not the rows."""
 
-    def __init__(self, store: _Store, uri: str, recipe: tuple[str, Mapping[str, Any] | None]) -> None:
-        """Use :meth:`open`."""
+    def __init__(
+        self,
+        store: _Store,
+        uri: str,
+        recipe: tuple[Any, ...],
+        *,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        """Use :meth:`open` or :meth:`of`. ``recipe``: a function and its arguments that open the same table again."""
         self._store = store
         self._uri = uri
         self._recipe = recipe
+        self._cache_bytes = cache_bytes
         self._lock = threading.RLock()
-        self._cache: LRUCache[Key, VideoIndex] = LRUCache(CACHE_BYTES, getsizeof=lambda v: v.nbytes + 1024)
+        self._cache: LRUCache[Key, VideoIndex] = LRUCache(cache_bytes, getsizeof=lambda v: v.nbytes + 1024)
         self._positions: dict[Key, int] | None = None
         self._scalars: pa.Table | None = None
         self._pid = os.getpid()
@@ -102,6 +110,7 @@ class IndexTable:
         *,
         storage_options: Mapping[str, Any] | None = None,
         create: bool = False,
+        cache_bytes: int = CACHE_BYTES,
     ) -> IndexTable:
         """Return the table at ``uri``: an Arrow IPC file where it ends in ``.arrow``, else a Lance data set.
 
@@ -109,6 +118,7 @@ class IndexTable:
             uri: a path, ``http(s)://`` of an ``.arrow`` file (read whole, once), or any address that Lance takes.
             storage_options: passed on to Lance, or to the source of a remote file.
             create: a missing table is an empty one, made by the first append.
+            cache_bytes: decoded rows to keep in memory.
 
         Raises:
             IndexTableError: nothing there, or not such a table.
@@ -135,14 +145,42 @@ class IndexTable:
             text = f"{given}: is a file; want a Lance data set (a folder), or a name that ends in .arrow"
             raise IndexTableError(text, uri=given)
         else:
-            store = _LanceDataset(given, storage_options)
+            store = LanceRows(given, storage_options)
         schema = store.schema()
         if schema is None and not create:
             text = f"{shown}: no index table there; make one with: fluxon-gop index build SRC --to {shown}"
             raise IndexTableError(text, uri=shown)
         if schema is not None:
             _check_schema(schema, shown)
-        return cls(store, shown, (given, storage_options))
+        recipe = (_reopen, given, storage_options, cache_bytes)
+        return cls(store, shown, recipe, cache_bytes=cache_bytes)
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[Key, VideoIndex]], *, cache_bytes: int = CACHE_BYTES) -> IndexTable:
+        """Return a table in memory, which travels whole in a pickle: about 4 bytes a frame, compressed."""
+        return _in_memory(MemoryRows(index_rows.encode(rows)), cache_bytes)
+
+    def with_rows(self, rows: Iterable[tuple[Key, VideoIndex]]) -> IndexTable:
+        """Return this table and more rows, kept in memory, which travel in a pickle; a row here hides one of its key."""
+        more = MemoryRows(index_rows.encode(rows))
+        schema = self._store.schema()
+        if schema is None or not _is_full(schema):
+            return _in_memory(more, self._cache_bytes)
+        return _layered(self, more, self._cache_bytes)
+
+    def with_cache(self, cache_bytes: int) -> IndexTable:
+        """Return the same table with a row cache of its own; what was read of keys and signatures is shared."""
+        other = IndexTable(
+            self._store, self._uri, (*self._recipe[:-1], cache_bytes), cache_bytes=cache_bytes
+        )
+        with self._lock:
+            other._scalars, other._positions = self._scalars, self._positions
+        return other
+
+    @property
+    def forks_badly(self) -> bool:
+        """Whether a forked worker cannot read the table: Lance's threads do not live there."""
+        return self._store.forks_badly
 
     @property
     def uri(self) -> str:
@@ -160,6 +198,16 @@ class IndexTable:
     def keys(self) -> list[Key]:
         """Return the keys in the table's order."""
         return list(self._load())
+
+    def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
+        """Return each video's number of frames, from memory; -1 where no row tells."""
+        places = self._load()
+        table = self._table()
+        if not places or "frame_count" not in table.column_names:
+            return np.full(len(keys), -1, np.int64)
+        counts = table.column("frame_count").fill_null(-1).to_numpy()
+        at = np.fromiter((places.get(key, -1) for key in keys), np.int64, len(keys))
+        return np.where(at < 0, -1, counts[at]).astype(np.int64)
 
     def signature(self, key: Key) -> Signature | None:
         """Return the signature that the row of this key was built from, from memory; None without a row."""
@@ -190,7 +238,7 @@ class IndexTable:
             rows = index_rows.rows_of(table) if _is_full(table.schema) else _hints(table)
             for key, row in zip(order, rows, strict=True):
                 found[key] = _decoded(row)
-                if isinstance(index := found[key], VideoIndex) and index.nbytes < CACHE_BYTES:
+                if isinstance(index := found[key], VideoIndex) and index.nbytes + 1024 <= self._cache_bytes:
                     with self._lock:
                         self._cache[key] = index
         return [found[key] for key in keys]
@@ -234,8 +282,7 @@ class IndexTable:
 
     def _table(self) -> pa.Table:
         self._load()
-        assert self._scalars is not None
-        return self._scalars
+        return SCHEMA.empty_table() if self._scalars is None else self._scalars
 
     def _load(self) -> dict[Key, int]:
         """Return key -> position; the scalars are read once."""
@@ -244,8 +291,8 @@ class IndexTable:
             raise ClosedError(text)
         with self._lock:
             if self._positions is None:
-                if self._pid != os.getpid() and isinstance(self._store, _LanceDataset):
-                    raise _forked(self.uri)
+                if self._pid != os.getpid() and self._store.forks_badly:
+                    raise forked(self.uri)
                 schema = self._store.schema()
                 names = [] if schema is None else schema.names
                 have = [name for name in SCALAR_COLUMNS if name in names]
@@ -256,7 +303,7 @@ class IndexTable:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the address and options; the rows are read again where they are used."""
-        return (_reopen, self._recipe)
+        return (self._recipe[0], self._recipe[1:])
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -271,16 +318,17 @@ class IndexTable:
         return f"IndexTable({self.uri!r})"
 
 
-def _reopen(uri: str, storage_options: Mapping[str, Any] | None) -> IndexTable:
-    return IndexTable.open(uri, storage_options=storage_options, create=True)
+def _reopen(uri: str, storage_options: Mapping[str, Any] | None, cache_bytes: int) -> IndexTable:
+    return IndexTable.open(uri, storage_options=storage_options, create=True, cache_bytes=cache_bytes)
 
 
-def _forked(uri: str) -> ForkedProcessError:
-    text = (
-        f"{uri}: a Lance table opened before the fork is used in the child, where Lance's threads do not "
-        "live. Start workers with 'spawn' or 'forkserver', or use an .arrow table"
-    )
-    return ForkedProcessError(text, source=uri)
+def _in_memory(rows: MemoryRows, cache_bytes: int) -> IndexTable:
+    return IndexTable(rows, "memory", (_in_memory, rows, cache_bytes), cache_bytes=cache_bytes)
+
+
+def _layered(below: IndexTable, more: MemoryRows, cache_bytes: int) -> IndexTable:
+    store = LayeredRows(below._store, more)  # noqa: SLF001 - a table of this room
+    return IndexTable(store, below.uri, (_layered, below, more, cache_bytes), cache_bytes=cache_bytes)
 
 
 def _is_full(schema: pa.Schema) -> bool:
@@ -306,6 +354,10 @@ def _check_schema(schema: pa.Schema, uri: str) -> None:
 def _decoded(row: dict[str, Any] | Hint) -> Row:
     if isinstance(row, Hint):
         return row
+    if row["row_checksum"] is None:
+        # A row of a video table that somebody else has written.
+        claimed = None if row["moov_range"] is None else row["moov_range"].tolist()
+        return _hint_of(claimed) if claimed is not None and _is_hint(claimed) else None
     try:
         return index_rows.decode(row)
     except (ValueError, KeyError, TypeError, IndexError, OverflowError):
@@ -314,7 +366,11 @@ def _decoded(row: dict[str, Any] | Hint) -> Row:
 
 def _hints(table: pa.Table) -> list[Any]:
     ranges = table.column("moov_range").to_pylist()
-    return [Hint(ByteRange(r[0], r[0] + r[1])) if _is_hint(r) else Damaged() for r in ranges]
+    return [_hint_of(claimed) if _is_hint(claimed) else Damaged() for claimed in ranges]
+
+
+def _hint_of(claimed: list[int]) -> Hint:
+    return Hint(ByteRange(claimed[0], claimed[0] + claimed[1]))
 
 
 def _is_hint(value: Any) -> bool:
@@ -322,60 +378,3 @@ def _is_hint(value: Any) -> bool:
     if not isinstance(value, list) or len(value) != 2 or not all(isinstance(n, int) for n in value):
         return False
     return bool(value[0] >= 0 and 8 <= value[1] <= MAX_HINT_BYTES)
-
-
-class _LanceDataset:
-    """A Lance data set; each write is one version.
-
-    Lance is imported at the first use: it warns at every fork of a process that has it.
-    """
-
-    def __init__(self, uri: str, storage_options: Mapping[str, Any] | None) -> None:
-        self._uri = uri
-        self._options = dict(storage_options) if storage_options else None
-        self._dataset: LanceDataset | None = None
-        self._pid = os.getpid()
-
-    def _open(self) -> LanceDataset | None:
-        if self._pid != os.getpid():
-            raise _forked(self._uri)
-        if self._dataset is None:
-            import lance
-
-            try:
-                self._dataset = lance.dataset(self._uri, storage_options=self._options)
-            except (ValueError, FileNotFoundError) as error:
-                if "not found" in str(error).lower():
-                    return None
-                text = f"{self._uri}: cannot be opened as a Lance data set: {str(error).splitlines()[0]}"
-                raise IndexTableError(text, uri=self._uri) from error
-        return self._dataset
-
-    def schema(self) -> pa.Schema | None:
-        dataset = self._open()
-        return None if dataset is None else dataset.schema
-
-    def scalars(self, columns: list[str]) -> pa.Table:
-        dataset = self._open()
-        assert dataset is not None
-        return dataset.to_table(columns=columns)
-
-    def take(self, positions: list[int]) -> pa.Table:
-        dataset = self._open()
-        assert dataset is not None
-        return dataset.take(positions)
-
-    def append(self, table: pa.Table) -> None:
-        import lance
-
-        exists = self._open() is not None
-        self._dataset = lance.write_dataset(
-            table, self._uri, mode="append" if exists else "create", storage_options=self._options
-        )
-
-    def replace(self, table: pa.Table) -> None:
-        dataset = self._open()
-        assert dataset is not None
-        merge = dataset.merge_insert(list(KEY_COLUMNS))
-        merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
-        self._dataset = None

@@ -6,6 +6,7 @@ offsets are absolute file bytes, times are ticks of the media timescale unless a
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from dataclasses import dataclass, field, fields, replace
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fluxon_gop.errors import FrameIndexError, FrameTimestampError, InvalidRequestError
+from fluxon_gop.errors import FrameIndexError, FrameTimestampError, InvalidRequestError, UnsupportedMp4Error
 from fluxon_gop.lazily import lazily
 from fluxon_gop.ranges import ByteRange, Int64Array
 
@@ -302,6 +303,10 @@ class VideoIndex:
         """Presentation time of each frame in seconds of the stream."""
         return self.frame_pts / self.timescale
 
+    def seconds_of(self, frames: Int64Array) -> npt.NDArray[np.float64]:
+        """Return when these frames are shown, in seconds of the stream. O(frames asked for)."""
+        return self.sample_pts[self.frame_sample[frames]] / self.timescale
+
     @property
     def end_ticks(self) -> int:
         """Time at which the last frame ends, in ticks."""
@@ -342,6 +347,31 @@ class VideoIndex:
         else:
             first, last = np.searchsorted(self.pts_seconds, [float(start), float(stop)], side="left")
         return range(int(first), max(int(first), int(last)))
+
+    def to_torchcodec_frame_mappings(self) -> str:
+        """Return the JSON that torchcodec's ``VideoDecoder(custom_frame_mappings=...)`` takes, so that it need not scan.
+
+        Frames in presentation order with ``pts`` and ``duration`` in ticks and ``key_frame`` 0 or 1, as
+        ``ffprobe -show_frames`` tells them; a key frame is a sync sample that the bitstream does not refute. O(frames).
+
+        Raises:
+            UnsupportedMp4Error: which frames FFmpeg shows is not certain from the tables.
+        """
+        if self.container_reason is not None:
+            text = f"no frame mappings: {self.container_reason}"
+            raise UnsupportedMp4Error(text)
+        durations = np.append(np.diff(self.sample_dts), self.last_duration)[: self.num_samples]
+        keys = np.zeros(self.num_samples, np.int64)
+        keys[self.key_samples[self.verdicts != Verdict.REFUSED]] = 1
+        columns = (column[self.frame_sample].tolist() for column in (self.sample_pts, durations, keys))
+        return json.dumps(
+            {
+                "frames": [
+                    {"pts": pts, "duration": duration, "key_frame": key}
+                    for pts, duration, key in zip(*columns, strict=True)
+                ]
+            }
+        )
 
     def same_samples(self, other: VideoIndex) -> bool:
         """Return whether both name the same samples, shown at the same times."""

@@ -165,6 +165,9 @@ class VideoReadResult:
     error: FluxonGopError | None = None
     reader_cache_hit: bool = False
     """Whether the pool had an idle reader of this video and size."""
+    pts_seconds: npt.NDArray[np.float64] | None = None
+    """float64 (frames,): when each is shown, in seconds of the stream; None where only FFmpeg's demuxer knows, or
+    ``error`` is set."""
 
     @property
     def report(self) -> str:

@@ -22,7 +22,7 @@ from fluxon_gop.errors import (
 )
 from fluxon_gop.model import Signature
 from fluxon_gop.sources.one_call import OneCallGroup, OneCallSource
-from fluxon_gop.sources.range_source import Buffer, GroupRead
+from fluxon_gop.sources.range_source import Buffer, GroupRead, changed
 
 
 class LanceBlobSource(OneCallSource):
@@ -33,7 +33,13 @@ class LanceBlobSource(OneCallSource):
     """
 
     def __init__(
-        self, dataset: str, column: str, row: int, *, storage_options: Mapping[str, Any] | None = None
+        self,
+        dataset: str,
+        column: str,
+        row: int,
+        *,
+        version: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Name the blob; nothing is opened yet.
 
@@ -41,6 +47,7 @@ class LanceBlobSource(OneCallSource):
             dataset: path or address of the data set, as Lance takes it.
             column: of blobs.
             row: the row's number in scan order, from 0.
+            version: of the data set, which the number goes by; None for the newest when it is opened.
             storage_options: for Lance.
         """
         super().__init__()
@@ -54,11 +61,19 @@ class LanceBlobSource(OneCallSource):
             text = f"dataset {dataset!r}, column {column!r}, row {row}: want names, and a row from 0"
             raise InvalidRequestError(text)
         self._dataset, self._column, self._row = dataset, column, row
+        self._version = version
         self._given = dict(storage_options or {})
+        self._expected_size: int | None = None
 
     @property
     def name(self) -> str:
-        """``lance://DATASET?column=COLUMN&row=ROW``."""
+        """``lance://DATASET?column=COLUMN&row=ROW``, and ``&version=VERSION`` of one that is not the newest's."""
+        version = "" if self._version is None else f"&version={self._version}"
+        return f"{self.table_key}{version}"
+
+    @property
+    def table_key(self) -> str:
+        """The name without the version."""
         return f"lance://{self._dataset}?column={self._column}&row={self._row}"
 
     @property
@@ -69,7 +84,7 @@ class LanceBlobSource(OneCallSource):
     @property
     def group(self) -> BlobGroup:
         """What reads blobs of this column together."""
-        return _group_of(self._dataset, self._column, self._given)
+        return group_of_blobs(self._dataset, self._column, self._version, self._given)
 
     @property
     def signature(self) -> Signature:
@@ -78,9 +93,21 @@ class LanceBlobSource(OneCallSource):
             self._signature = self.group.signatures([self])[0]
         return self._signature
 
+    def pin(self, signature: Signature) -> None:
+        """Make every read be of this version; one without etag and time, of the blob's own row, fits by its size."""
+        if signature.etag is None and signature.mtime_ns is None:
+            seen = self._signature
+            if seen is not None and seen.size != signature.size:
+                raise changed(self.name, signature, seen)
+            self._expected_size = signature.size
+            return
+        if self._expected_size not in {None, signature.size}:
+            raise changed(self.name, Signature(self._expected_size or 0), signature)
+        super().pin(signature)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the names and options, credentials in them included: a worker needs them to read."""
-        return (_reopen, (self._dataset, self._column, self._row, self._given))
+        return (_reopen, (self._dataset, self._column, self._row, self._version, self._given))
 
 
 def blob_of(uri: str, storage_options: Mapping[str, Any] | None) -> LanceBlobSource:
@@ -90,22 +117,28 @@ def blob_of(uri: str, storage_options: Mapping[str, Any] | None) -> LanceBlobSou
     wanted = parse_qs(parts.query)
     try:
         column, row = wanted["column"][0], int(wanted["row"][0])
+        version = int(wanted["version"][0]) if "version" in wanted else None
     except (KeyError, ValueError):
         text = f"lance://{rest.split('?', 1)[0]}: want ?column=COLUMN&row=NUMBER behind the data set"
         raise InvalidRequestError(text) from None
     place = rest.split("?", 1)[0]
     inner = scheme.partition("+")[2]
     return LanceBlobSource(
-        f"{inner}://{place}" if inner else place, column, row, storage_options=storage_options
+        f"{inner}://{place}" if inner else place,
+        column,
+        row,
+        version=version,
+        storage_options=storage_options,
     )
 
 
 class BlobGroup(OneCallGroup):
     """One blob column of one data set at one version."""
 
-    def __init__(self, dataset: str, column: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, dataset: str, column: str, version: int | None, options: Mapping[str, Any]) -> None:
         """Open nothing yet."""
         self._uri, self._column, self._options = dataset, column, dict(options)
+        self._version = version
         self._opened: Any = None
         self._stable = False
         self._born = ""
@@ -138,7 +171,7 @@ class BlobGroup(OneCallGroup):
 
     def _look(self, rows: Sequence[int]) -> None:
         """Read descriptors and row ids of these rows, no blob."""
-        dataset = self._dataset()
+        dataset = self.dataset()
         count = dataset.count_rows()
         rows = [row for row in rows if row < count]
         if not rows:
@@ -163,8 +196,12 @@ class BlobGroup(OneCallGroup):
             self._known[row] = Signature(blob["size"], version)
 
     def _file_of(self, fragment: int) -> str:
-        found = self._dataset().get_fragment(fragment)
-        return ",".join(file.path for file in found.data_files()) if found is not None else "?"
+        """Return the data file that holds the column: a column added later lies in another one."""
+        dataset = self.dataset()
+        found = dataset.get_fragment(fragment)
+        field = dataset.lance_schema.field(self._column).id()
+        files = [] if found is None else found.data_files()
+        return ",".join(file.path for file in files if field in file.fields) or "?"
 
     def outcomes(self, reads: Sequence[GroupRead]) -> list[Buffer | BaseException]:
         """Make one ``read_blob_ranges`` call for the reads that can be made."""
@@ -190,7 +227,7 @@ class BlobGroup(OneCallGroup):
                 wanted.append((n, source.row, read.start, stop - read.start))
         if wanted:
             try:
-                found = self._dataset().read_blob_ranges(
+                found = self.dataset().read_blob_ranges(
                     self._column,
                     [request[1:] for request in wanted],
                     selector="indices",
@@ -221,12 +258,19 @@ class BlobGroup(OneCallGroup):
                     versions.append(error)
             return versions
 
-    def _dataset(self) -> Any:
+    def dataset(self) -> Any:
+        """Return the opened LanceDataset.
+
+        Raises:
+            SourceNotFoundError: there is none, or not of this version.
+        """
         if self._opened is None:
             import lance
 
             try:
-                opened = lance.dataset(self._uri, storage_options=self._options or None)
+                opened = lance.dataset(
+                    self._uri, version=self._version, storage_options=self._options or None
+                )
             except (ValueError, OSError) as error:
                 text = f"lance://{self._uri}: cannot be opened as a Lance data set: {_line(error)}"
                 raise SourceNotFoundError(text, source=self._uri) from None
@@ -259,7 +303,7 @@ def _line(error: Exception) -> str:
     return str(error).split("\n", 1)[0][:200]
 
 
-_groups: dict[tuple[str, str, str], BlobGroup] = {}
+_groups: dict[tuple[str, str, int | None, str], BlobGroup] = {}
 _lock = threading.Lock()
 
 
@@ -271,14 +315,17 @@ def _new_lock() -> None:
 os.register_at_fork(after_in_child=_new_lock)
 
 
-def _group_of(dataset: str, column: str, options: Mapping[str, Any]) -> BlobGroup:
-    key = (dataset, column, repr(sorted(options.items())))
+def group_of_blobs(dataset: str, column: str, version: int | None, options: Mapping[str, Any]) -> BlobGroup:
+    """Return the process's opened data set of this version; None for the newest when it is opened."""
+    key = (dataset, column, version, repr(sorted(options.items())))
     with _lock:
         group = _groups.get(key)
         if group is None:
-            group = _groups[key] = BlobGroup(dataset, column, options)
+            group = _groups[key] = BlobGroup(dataset, column, version, options)
         return group
 
 
-def _reopen(dataset: str, column: str, row: int, options: Mapping[str, Any]) -> LanceBlobSource:
-    return LanceBlobSource(dataset, column, row, storage_options=options)
+def _reopen(
+    dataset: str, column: str, row: int, version: int | None, options: Mapping[str, Any]
+) -> LanceBlobSource:
+    return LanceBlobSource(dataset, column, row, version=version, storage_options=options)

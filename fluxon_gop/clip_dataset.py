@@ -1,0 +1,441 @@
+"""A data set of clips: a batch of them is one plan and one wave over all its videos.
+
+Works with any loader that asks for ``data_set[n]`` or ``data_set.__getitems__([n, ...])``; torch is imported only where
+tensors are asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fluxon_gop.batch_plan import BatchPlan
+from fluxon_gop.clip_videos import ClipVideos, Videos
+from fluxon_gop.clips import Clips
+from fluxon_gop.errors import (
+    ClosedError,
+    FluxonGopError,
+    FrameIndexError,
+    InvalidRequestError,
+    StaleIndexError,
+)
+from fluxon_gop.handed_over import HandedOver
+from fluxon_gop.index_table import IndexTable
+from fluxon_gop.look_ahead import BegunBatches
+from fluxon_gop.model import VideoIndex
+from fluxon_gop.pool import PrefetchHandle, VideoReaderPool
+from fluxon_gop.ranges import Int64Array
+from fluxon_gop.requests import (
+    Uri,
+    VideoReadRequest,
+    VideoReadResult,
+    check_positive,
+    check_size,
+    check_threads,
+    check_timeout,
+)
+
+MAX_BATCH_BYTES = 256 * 1024 * 1024
+ROW_CACHE_BYTES = 32 * 1024 * 1024
+
+Sample = dict[str, Any]
+RESERVED = frozenset({"frames", "clip", "video", "frame_numbers", "pts_seconds", "valid"})
+
+
+class Clip(NamedTuple):
+    """One clip: its number, its video's number, the files that hold it by view, its frames."""
+
+    number: int
+    video: int
+    uris: dict[str, Uri]
+    frames: Int64Array
+
+
+@dataclass
+class _Batch:
+    """A batch whose requests are known, and whose reads may be under way."""
+
+    clips: list[Clip]
+    requests: list[VideoReadRequest]
+    handle: PrefetchHandle | None = None
+
+    def close(self) -> None:
+        if self.handle is not None:
+            self.handle.close()
+
+
+class ClipDataset:
+    """Clips of many videos, by number; of a batch, all bytes come in one wave.
+
+    A sample is a dict: ``frames`` uint8 (length, H, W, 3), or (length, 3, H, W) as a view of it; of several views a dict
+    of them by name; ``clip`` and ``video`` int; ``frame_numbers`` int64 (length,); ``pts_seconds`` float64 (length,),
+    NaN where only FFmpeg's demuxer knows; the video's ``labels``; with ``on_error="mask"`` also ``valid``.
+
+    Pickles small, and opens nothing until it is read in the process that reads it.
+    """
+
+    def __init__(
+        self,
+        videos: Videos,
+        clips: Clips,
+        *,
+        index: IndexTable | None = None,
+        frame_counts: npt.ArrayLike | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        layout: str = "NHWC",
+        array_type: str = "numpy",
+        labels: Mapping[str, npt.ArrayLike] | None = None,
+        transform: Callable[[Sample], Any] | None = None,
+        on_error: str = "raise",
+        num_threads: int = 1,
+        apply_rotation: bool = True,
+        max_readers: int = 32,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        row_cache_bytes: int = ROW_CACHE_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Count the clips: O(videos), from the table's frame counts; videos without a row are indexed first.
+
+        Args:
+            videos: addresses; a mapping of addresses by view, where several cameras filmed the same and frame n of all
+                belongs together; or an IndexTable, for all its videos.
+            clips: :class:`Windows`, :class:`Pairs` or :class:`Timestamps`.
+            index: the table of the videos' rows. Rows that it lacks are built now, and travel to the workers.
+            frame_counts: int (videos,): taken as they are, so that nothing is looked up or built now.
+            height: of the pictures; give both or neither (each video's own size).
+            width: likewise.
+            layout: "NHWC" or "NCHW".
+            array_type: "numpy" or "torch"; loaders make tensors of either.
+            labels: values of each video, (videos, ...) by name; a sample holds its video's.
+            transform: makes of each sample what the data set returns; must be picklable for spawned workers.
+            on_error: "raise"; "skip" to leave a clip that cannot be read out of its batch; "mask" to give it black
+                frames and ``valid`` False (needs height and width). Both are counted.
+            num_threads: see :class:`VideoReaderPool`; workers decode side by side anyway.
+            apply_rotation: turn pictures as the display matrix says.
+            max_readers: readers that each worker keeps open.
+            max_batch_bytes: fetched bytes that each worker holds at once, those read ahead included.
+            row_cache_bytes: decoded index rows that each worker keeps.
+            storage_options: for the videos' stores.
+            timeout: seconds after which a batch waits for no more bytes; None for the stores' own limits.
+
+        Raises:
+            FluxonGopError: an argument that cannot be met, or a video that cannot be read.
+        """
+        if not isinstance(clips, Clips):
+            text = f"clips is a {type(clips).__name__}: want Windows, Pairs or Timestamps"  # type: ignore[unreachable]
+            raise TypeError(text)
+        if index is not None and not isinstance(index, IndexTable):
+            text = f"index is a {type(index).__name__}: want an IndexTable or None"  # type: ignore[unreachable]
+            raise TypeError(text)
+        for name, value, known in (
+            ("layout", layout, ("NHWC", "NCHW")),
+            ("array_type", array_type, ("numpy", "torch")),
+            ("on_error", on_error, ("raise", "skip", "mask")),
+        ):
+            if value not in known:
+                text = f"{name} is {value!r}: want {' or '.join(map(repr, known))}"
+                raise InvalidRequestError(text)
+        check_size(height, width)
+        if on_error == "mask" and height is None:
+            text = "on_error='mask' needs height and width: black frames have a size too"
+            raise InvalidRequestError(text)
+        check_threads(num_threads)
+        check_timeout(timeout)
+        check_positive("max_batch_bytes", max_batch_bytes)
+        check_positive("max_readers", max_readers)
+        check_positive("row_cache_bytes", row_cache_bytes)
+        self._size = (height, width)
+        self._layout, self._array_type, self._transform, self._on_error = (
+            layout,
+            array_type,
+            transform,
+            on_error,
+        )
+        self._row_cache_bytes = int(row_cache_bytes)
+        self._pool_options: dict[str, Any] = {
+            "max_readers": max_readers,
+            "num_threads": num_threads,
+            "apply_rotation": apply_rotation,
+            "max_batch_bytes": max_batch_bytes,
+            "storage_options": storage_options,
+            "timeout": timeout,
+        }
+        self.videos = ClipVideos(videos, index, storage_options)
+        self._kind = clips
+        counts = self.videos.frame_counts(frame_counts, need_rows=clips.by_time)
+        self._clips = clips.of(counts)
+        self._labels = {name: self._as_label(name, values) for name, values in (labels or {}).items()}
+        self._by_time = clips.by_time
+        self._length = clips.length
+        self._handed: dict[str, HandedOver] = {}
+        self._open_nothing()
+
+    def _as_label(self, name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+        array = np.array(values)
+        if not array.ndim or len(array) != self.videos.count or name in RESERVED:
+            text = f"labels[{name!r}] has the shape {array.shape}: want a value for each of {self.videos.count} videos, and a name of its own"
+            raise InvalidRequestError(text)
+        return array
+
+    def _open_nothing(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._pool: VideoReaderPool | None = None
+        self._table: IndexTable | None = None
+        self._batches: BegunBatches[_Batch] = BegunBatches(self._begin_ahead)
+        self._counts = {"clips": 0, "skipped_clips": 0, "masked_clips": 0}
+        self._closed = False
+
+    # ------------------------------------------------------------- what there is
+
+    def __len__(self) -> int:
+        """Return the number of clips."""
+        return len(self._clips)
+
+    def clip(self, number: int) -> Clip:
+        """Return what a clip is made of; reads nothing, but of a clip by time its video's index row.
+
+        Raises:
+            FrameIndexError: there is no such clip.
+        """
+        return self._located([self._number(number)])[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the clip table."""
+        return self._clips.nbytes
+
+    def _number(self, number: Any) -> int:
+        if isinstance(number, bool | np.bool_):
+            text = f"clip {number!r} is a bool: want an int"
+            raise TypeError(text)
+        try:
+            place = operator.index(number)
+        except TypeError:
+            text = f"clip {number!r} is a {type(number).__name__}: want an int"
+            raise TypeError(text) from None
+        count = len(self)
+        if not -count <= place < count:
+            text = f"clip {place} is beyond the end: the data set has {count} clips"
+            raise FrameIndexError(text, source="the data set", index=place, length=count)
+        return place + count if place < 0 else place
+
+    def _located(self, numbers: Sequence[int]) -> list[Clip]:
+        videos = self._clips.video_of(np.array(numbers, np.int64)).tolist()
+        uris = [self.videos.uris_of(video) for video in videos]
+        indexes: list[VideoIndex | None] = [None] * len(videos)
+        if self._by_time:
+            table = self._opened()[1]
+            keys = [self.videos.key_of(next(iter(by_view.values()))) for by_view in uris]
+            rows = [None] * len(keys) if table is None else table.lookup(keys)
+            indexes = [row if isinstance(row, VideoIndex) else None for row in rows]
+        return [
+            Clip(number, video, by_view, self._clips.frames_of(number, index))
+            for number, video, by_view, index in zip(numbers, videos, uris, indexes, strict=True)
+        ]
+
+    # ------------------------------------------------------------- reading
+
+    def __getitem__(self, number: int) -> Any:
+        """Return one sample: a batch of one."""
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Return a sample for each clip, in order; their videos' bytes come in one wave.
+
+        Where the numbers are a :class:`LookAhead`'s batch, the wave of the next one starts before this one decodes.
+
+        Raises:
+            FluxonGopError: of the first clip that cannot be read, unless ``on_error`` says otherwise; then only where no
+                clip of the batch can.
+        """
+        wanted = tuple(self._number(number) for number in numbers)
+        ahead = tuple(tuple(map(self._number, batch)) for batch in getattr(numbers, "ahead", ()))
+        pool, _ = self._opened()
+        batch = self._batches.take(wanted)
+        if batch is None:
+            batch = self._begin(wanted, start=bool(ahead))
+        try:
+            self._batches.keep_only(ahead)
+            reads = batch.requests if batch.handle is None else batch.handle
+            results = pool.read_many(reads, on_error="raise" if self._on_error == "raise" else "skip")
+        except BaseException:
+            batch.close()
+            raise
+        return self._samples(batch, results)
+
+    def explain(self, numbers: Sequence[int]) -> BatchPlan:
+        """Return the plan of a batch without reading any video."""
+        return self._opened()[0].explain(
+            self._begin([self._number(n) for n in numbers], start=False).requests
+        )
+
+    def _begin_ahead(self, numbers: tuple[int, ...]) -> _Batch:
+        return self._begin(numbers, start=True)
+
+    def _begin(self, numbers: Sequence[int], *, start: bool) -> _Batch:
+        """Make a batch's requests, one a clip and view, and start their reads where asked to."""
+        height, width = self._size
+        clips = self._located(numbers)
+        requests = [
+            VideoReadRequest(uri, clip.frames, height, width)
+            for clip in clips
+            for uri in clip.uris.values()
+        ]
+        batch = _Batch(clips, requests)
+        if start:
+            batch.handle = self._opened()[0].prefetch(requests)
+        return batch
+
+    def _samples(self, batch: _Batch, results: Sequence[VideoReadResult]) -> list[Any]:
+        views = len(self.videos.views)
+        samples, first_error = [], None
+        for place, clip in enumerate(batch.clips):
+            mine = results[place * views : (place + 1) * views]
+            error = next((result.error for result in mine if result.error is not None), None)
+            if (
+                self._by_time
+                and error is None
+                and any(r.stats.stale_rows or r.stats.index_builds for r in mine)
+            ):
+                error = _stale(clip)
+                if self._on_error == "raise":
+                    raise error
+            first_error = first_error or error
+            if error is not None and self._on_error == "skip":
+                self._counts["skipped_clips"] += 1
+                continue
+            self._counts["clips"] += 1
+            self._counts["masked_clips"] += error is not None
+            samples.append(self._sample(clip, mine, error))
+        if first_error is not None and not samples:
+            raise first_error
+        return samples
+
+    def _sample(self, clip: Clip, results: Sequence[VideoReadResult], error: FluxonGopError | None) -> Any:
+        pictures = [self._picture(result.array if error is None else None) for result in results]
+        times = results[0].pts_seconds if error is None else None
+        if times is None:
+            times = np.full(self._length, math.nan)
+        sample: Sample = {
+            "frames": dict(zip(self.videos.views, pictures, strict=True))
+            if self.videos.is_named
+            else pictures[0],
+            "clip": clip.number,
+            "video": clip.video,
+            "frame_numbers": self._array(clip.frames),
+            "pts_seconds": self._array(times),
+        }
+        for name, values in self._labels.items():
+            sample[name] = self._array(values[clip.video]) if values.ndim > 1 else values[clip.video].item()
+        if self._on_error == "mask":
+            sample["valid"] = error is None
+        return sample if self._transform is None else self._transform(sample)
+
+    def _picture(self, array: npt.NDArray[np.uint8] | None) -> Any:
+        if array is None:
+            height, width = self._size
+            array = np.zeros((self._length, height or 0, width or 0, 3), np.uint8)
+        return self._array(array.transpose(0, 3, 1, 2) if self._layout == "NCHW" else array)
+
+    def _array(self, array: npt.NDArray[Any]) -> Any:
+        if self._array_type == "numpy":
+            return array
+        import torch
+
+        return torch.from_numpy(array)
+
+    # ------------------------------------------------------------- in each process
+
+    def _opened(self) -> tuple[VideoReaderPool, IndexTable | None]:
+        """Return this process's pool and table."""
+        if self._pid != os.getpid():
+            # Forked: what the parent had open is the parent's.
+            self._open_nothing()
+        with self._lock:
+            if self._closed:
+                text = "the data set is closed"
+                raise ClosedError(text)
+            if self._pool is None:
+                table = self.videos.table
+                self._table = None if table is None else table.with_cache(self._row_cache_bytes)
+                self._pool = VideoReaderPool(index=self._table, **self._pool_options)
+            return self._pool, self._table
+
+    @property
+    def forks_badly(self) -> str | None:
+        """Why a forked worker could not read this data set, None where it could."""
+        return self.videos.forks_badly
+
+    def cost(self) -> dict[str, int | float]:
+        """Return what was read in this process: the pool's counters, clips, and how looking ahead went."""
+        pool, _ = self._opened()
+        batches = self._batches
+        return {
+            **pool.stats().as_dict(),
+            **self._counts,
+            "look_ahead_hits": batches.hits,
+            "look_ahead_misses": batches.misses,
+            "look_ahead_dropped": batches.dropped,
+        }
+
+    def close(self) -> None:
+        """Cancel what was begun and close the readers; use after it raises ClosedError."""
+        if self._pid == os.getpid():
+            self._batches.close()
+            if self._pool is not None:
+                self._pool.close()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker needs; large arrays by what the OS can share of them."""
+        state = {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in {"_lock", "_pool", "_table", "_batches", "_counts", "_pid", "_kind", "_handed"}
+        }
+        bare = copy.copy(self._clips)
+        for name, array in self._clips.arrays.items():
+            # Kept, so that all workers share one copy.
+            self._handed.setdefault(name, HandedOver(array))
+            delattr(bare, name)
+        return {**state, "_clips": bare, "_arrays": self._handed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take it up in another process."""
+        self.__dict__ = {name: value for name, value in state.items() if name != "_arrays"}
+        self._handed = state["_arrays"]
+        for name, handed in self._handed.items():
+            setattr(self._clips, name, handed.array)
+        closed = self._closed
+        self._open_nothing()
+        self._closed = closed
+
+    def __repr__(self) -> str:
+        """Show counts."""
+        return f"ClipDataset({len(self)} clips of {self._length} frames, {self.videos.count} videos)"
+
+
+def _stale(clip: Clip) -> StaleIndexError:
+    name = next(iter(clip.uris.values()))
+    text = f"video {clip.video}: its index row is of another version of the file, so that its frames' times are not known; build it again"
+    return StaleIndexError(text, source=str(name) if isinstance(name, str) else f"video {clip.video}")

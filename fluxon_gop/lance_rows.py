@@ -1,0 +1,89 @@
+"""The index table as a Lance data set: each write is one version.
+
+Lance is imported at the first use: it warns at every fork of a process that has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from fluxon_gop.errors import ForkedProcessError, IndexTableError
+from fluxon_gop.index_rows import KEY_COLUMNS
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+
+class LanceRows:
+    """Rows of a Lance data set."""
+
+    forks_badly = True
+
+    def __init__(self, uri: str, storage_options: Mapping[str, Any] | None) -> None:
+        """Name the data set; nothing is opened yet."""
+        self._uri = uri
+        self._options = dict(storage_options) if storage_options else None
+        self._dataset: LanceDataset | None = None
+        self._pid = os.getpid()
+
+    def _open(self) -> LanceDataset | None:
+        if self._pid != os.getpid():
+            raise forked(self._uri)
+        if self._dataset is None:
+            import lance
+
+            try:
+                self._dataset = lance.dataset(self._uri, storage_options=self._options)
+            except (ValueError, FileNotFoundError) as error:
+                if "not found" in str(error).lower():
+                    return None
+                text = f"{self._uri}: cannot be opened as a Lance data set: {str(error).splitlines()[0]}"
+                raise IndexTableError(text, uri=self._uri) from error
+        return self._dataset
+
+    def schema(self) -> pa.Schema | None:
+        """Return the data set's schema, None where there is none."""
+        dataset = self._open()
+        return None if dataset is None else dataset.schema
+
+    def scalars(self, columns: list[str]) -> pa.Table:
+        """Return these columns of all rows."""
+        dataset = self._open()
+        assert dataset is not None
+        return dataset.to_table(columns=columns)
+
+    def take(self, positions: list[int]) -> pa.Table:
+        """Return these rows, in this order."""
+        dataset = self._open()
+        assert dataset is not None
+        return dataset.take(positions)
+
+    def append(self, table: pa.Table) -> None:
+        """Add rows as a new version."""
+        import lance
+
+        exists = self._open() is not None
+        self._dataset = lance.write_dataset(
+            table, self._uri, mode="append" if exists else "create", storage_options=self._options
+        )
+
+    def replace(self, table: pa.Table) -> None:
+        """Put rows in the place of those with the same keys, as a new version."""
+        dataset = self._open()
+        assert dataset is not None
+        merge = dataset.merge_insert(list(KEY_COLUMNS))
+        merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
+        self._dataset = None
+
+
+def forked(uri: str) -> ForkedProcessError:
+    """Return the error for a use in a forked child."""
+    text = (
+        f"{uri}: a Lance table opened before the fork is used in the child, where Lance's threads do not "
+        "live. Start workers with 'spawn' or 'forkserver', or use an .arrow table"
+    )
+    return ForkedProcessError(text, source=uri)

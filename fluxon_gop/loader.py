@@ -1,0 +1,212 @@
+"""A training loader over clips: torch's DataLoader, looking ahead, counted, and resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from fluxon_gop.clip_dataset import ClipDataset
+from fluxon_gop.errors import ForkedProcessError, InvalidRequestError
+from fluxon_gop.samplers import Batches, ClipSampler, LookAhead
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+_PEAKS = frozenset({"depth"})
+"""Counters of which the largest counts, not the sum."""
+
+
+class ClipLoader:
+    """Batches of clips, epoch after epoch: each worker has the next batch's bytes under way while it decodes one.
+
+    Iterating gives an epoch, as the collate function makes its batches; the next iteration is the next epoch.
+    ``state_dict()`` says where it is; a loader of the same arguments that is given it goes on with the next batch.
+    """
+
+    def __init__(
+        self,
+        dataset: ClipDataset,
+        batch_size: int = 1,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[Sequence[int]] | None = None,
+        look_ahead: int = 1,
+        num_workers: int = 0,
+        start_method: str | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Set up the loader; workers start with the first epoch.
+
+        Args:
+            dataset: the clips.
+            batch_size: clips of a batch.
+            shuffle: in an order that rests on ``seed`` and the epoch; see :class:`ClipSampler`.
+            seed: likewise.
+            drop_last: leave out what does not fill a batch, or a rank's share.
+            rank: of ``world_size`` processes that share each epoch.
+            world_size: likewise.
+            sampler: clip numbers in an order of yours, instead of shuffle, seed, rank, world_size. Its ``set_epoch``,
+                where it has one, is called. To be resumable, its order must be the same again for the same epoch.
+            batch_sampler: lists of clip numbers; instead of sampler, batch_size, drop_last too.
+            look_ahead: batches that each worker reads ahead; 0 for none.
+            num_workers: processes that read; 0 reads here.
+            start_method: "fork", "spawn" or "forkserver"; None for fork where the data set can be read in a forked
+                process, else forkserver. (Scripts that spawn need ``if __name__ == "__main__":``.)
+            collate_fn: makes a batch of a list of samples; None for torch's default.
+            options: for torch's DataLoader (pin_memory, prefetch_factor, persistent_workers, timeout, ...).
+
+        Raises:
+            ForkedProcessError: ``start_method="fork"`` where a forked process cannot read the data set.
+        """
+        from torch.utils.data import DataLoader, default_collate
+
+        why = dataset.forks_badly
+        if num_workers and start_method == "fork" and why is not None:
+            text = f"workers cannot be forked: {why}. Use start_method='forkserver' or 'spawn'"
+            raise ForkedProcessError(text)
+        if start_method is None and num_workers:
+            start_method = "fork" if why is None else "forkserver"
+        if batch_sampler is None:
+            if sampler is None:
+                sampler = ClipSampler(
+                    dataset,
+                    shuffle=shuffle,
+                    seed=seed,
+                    rank=rank,
+                    world_size=world_size,
+                    drop_last=drop_last,
+                )
+            elif shuffle:
+                text = "give a sampler or shuffle, not both"
+                raise InvalidRequestError(text)
+            batch_sampler = Batches(sampler, batch_size, drop_last=drop_last)
+        self.dataset = dataset
+        self._batches = _From(batch_sampler)
+        self._identity = {
+            "clips": len(dataset),
+            "batches_of_epoch": len(self._batches),
+            "seed": getattr(sampler, "seed", None),
+        }
+        self._epoch = self._done = 0
+        self._resumes = self._is_begun = False
+        self._cost: dict[str, int | float] = {}
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset,  # type: ignore[arg-type]
+            batch_sampler=LookAhead(self._batches, num_workers, depth=look_ahead),
+            num_workers=num_workers,
+            multiprocessing_context=start_method if num_workers else None,
+            collate_fn=_Counted(collate_fn or default_collate, dataset),
+            **options,
+        )
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of an epoch, or what is left of it after ``load_state_dict``."""
+        if self._is_begun and not self._resumes:
+            self.set_epoch(self._epoch + 1)
+        self._is_begun, self._resumes = True, False
+        self._batches.begin(self._epoch, self._done)
+        for batch, cost in self._loader:
+            self._done += 1
+            for name, value in cost.items():
+                held = self._cost.get(name, 0)
+                self._cost[name] = max(held, value) if name in _PEAKS else held + value
+            yield batch
+        self.set_epoch(self._epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration be of this epoch, from its start."""
+        self._epoch, self._done = int(epoch), 0
+        self._is_begun = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or comes next."""
+        return self._epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader is: plain numbers, for a checkpoint. The batch last yielded counts as done."""
+        return {"epoch": self._epoch, "batches_done": self._done, **self._identity}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another loader of the same arguments was.
+
+        Raises:
+            InvalidRequestError: the state is of other clips, batches or another seed.
+        """
+        wrong = [name for name, value in self._identity.items() if state.get(name) != value]
+        if wrong:
+            text = "the state is of another loader: " + ", ".join(
+                f"{name} {state.get(name)} there, {self._identity[name]} here" for name in wrong
+            )
+            raise InvalidRequestError(text)
+        self._epoch, self._done = int(state["epoch"]), int(state["batches_done"])
+        self._resumes = True
+
+    def cost(self) -> dict[str, int | float]:
+        """Return what the batches yielded so far cost, all workers together; see :meth:`ClipDataset.cost`."""
+        return dict(self._cost)
+
+    def __repr__(self) -> str:
+        """Show where it is."""
+        return f"ClipLoader({self.dataset!r}, epoch {self._epoch}, {self._done} of {len(self)} batches)"
+
+
+class _From:
+    """A batch sampler's lists of one epoch from some place on."""
+
+    def __init__(self, batches: Iterable[Sequence[int]]) -> None:
+        self.batches = batches
+        self._skip = 0
+
+    def begin(self, epoch: int, skip: int) -> None:
+        for thing in (self.batches, getattr(self.batches, "sampler", None)):
+            set_epoch = getattr(thing, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+        self._skip = skip
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Sequence[int]]:
+        return islice(iter(self.batches), self._skip, None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "batches":
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+
+class _Counted:
+    """Collates a batch, in the worker that read it, and says what it cost."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], dataset: ClipDataset) -> None:
+        self._collate, self._dataset = collate, dataset
+        self._before: dict[str, int | float] = {}
+
+    def __call__(self, samples: list[Any]) -> tuple[Any, dict[str, int | float]]:
+        from torch.utils.data import get_worker_info
+
+        batch = self._collate(samples)
+        worker = get_worker_info()
+        dataset: Any = self._dataset if worker is None else worker.dataset
+        now, before = dataset.cost(), self._before
+        self._before = now
+        return batch, {
+            name: value if name in _PEAKS else value - before.get(name, 0) for name, value in now.items()
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The worker has the data set anyhow.
+        return {"_collate": self._collate, "_dataset": None, "_before": {}}
