@@ -10,7 +10,7 @@ from importlib.metadata import version as _version
 
 from fluxon_gop.batch_plan import BatchPlan, PlannedVideo
 from fluxon_gop.clip_dataset import Clip, ClipDataset
-from fluxon_gop.clips import Pairs, Timestamps, Windows
+from fluxon_gop.clips import Frames, Pairs, Timestamps, Windows
 from fluxon_gop.errors import (
     BoxError,
     ClosedError,
@@ -76,6 +76,7 @@ __all__ = [
     "ForkedProcessError",
     "FrameIndexError",
     "FrameTimestampError",
+    "Frames",
     "FsspecSource",
     "IndexMissingError",
     "IndexTable",

@@ -26,7 +26,7 @@ from fluxon_gop.batch_plan import BatchPlan, count_of
 from fluxon_gop.demo import run_demo
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError
 from fluxon_gop.facts import one_line, outcome, plan_facts, row_of, table_facts, video_facts
-from fluxon_gop.index_build import Built, BuildReport, build_index, build_table, find_videos
+from fluxon_gop.index_build import BuildReport, Built, build_index, build_table, find_videos
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.lance_video import LanceVideoTable, add_columns
 from fluxon_gop.picture import sheet_of

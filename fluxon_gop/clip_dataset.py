@@ -45,7 +45,7 @@ from fluxon_gop.requests import (
 )
 
 MAX_BATCH_BYTES = 256 * 1024 * 1024
-ROW_CACHE_BYTES = 32 * 1024 * 1024
+ROW_CACHE_BYTES = 16 * 1024 * 1024
 
 Sample = dict[str, Any]
 RESERVED = frozenset({"frames", "clip", "video", "frame_numbers", "pts_seconds", "valid"})
@@ -99,7 +99,7 @@ class ClipDataset:
         on_error: str = "raise",
         num_threads: int = 1,
         apply_rotation: bool = True,
-        max_readers: int = 32,
+        max_readers: int = 8,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         row_cache_bytes: int = ROW_CACHE_BYTES,
         storage_options: Mapping[str, Any] | None = None,
@@ -110,7 +110,7 @@ class ClipDataset:
         Args:
             videos: addresses; a mapping of addresses by view, where several cameras filmed the same and frame n of all
                 belongs together; or an IndexTable, for all its videos.
-            clips: :class:`Windows`, :class:`Pairs` or :class:`Timestamps`.
+            clips: :class:`Windows`, :class:`Pairs`, :class:`Frames` or :class:`Timestamps`.
             index: the table of the videos' rows. Rows that it lacks are built now, and travel to the workers.
             frame_counts: int (videos,): taken as they are, so that nothing is looked up or built now.
             height: of the pictures; give both or neither (each video's own size).
@@ -123,7 +123,7 @@ class ClipDataset:
                 frames and ``valid`` False (needs height and width). Both are counted.
             num_threads: see :class:`VideoReaderPool`; workers decode side by side anyway.
             apply_rotation: turn pictures as the display matrix says.
-            max_readers: readers that each worker keeps open.
+            max_readers: readers that each worker keeps open after a batch.
             max_batch_bytes: fetched bytes that each worker holds at once, those read ahead included.
             row_cache_bytes: decoded index rows that each worker keeps.
             storage_options: for the videos' stores.
@@ -133,7 +133,7 @@ class ClipDataset:
             FluxonGopError: an argument that cannot be met, or a video that cannot be read.
         """
         if not isinstance(clips, Clips):
-            text = f"clips is a {type(clips).__name__}: want Windows, Pairs or Timestamps"  # type: ignore[unreachable]
+            text = f"clips is a {type(clips).__name__}: want Windows, Pairs, Frames or Timestamps"  # type: ignore[unreachable]
             raise TypeError(text)
         if index is not None and not isinstance(index, IndexTable):
             text = f"index is a {type(index).__name__}: want an IndexTable or None"  # type: ignore[unreachable]

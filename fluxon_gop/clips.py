@@ -95,7 +95,7 @@ class Windows(Clips):
         for name, value in (("length", length), ("stride", stride), ("frameskip", frameskip)):
             check_positive(name, value)
         self._length, self._stride, self._frameskip = int(length), int(stride), int(frameskip)
-        self._ranges = None if ranges is None else as_integers("ranges", ranges, 2)
+        self._ranges = None if ranges is None else as_integers("ranges", ranges, 2, 2)
 
     @property
     def length(self) -> int:
@@ -177,7 +177,7 @@ class Pairs(Clips):
         """Take the array, and the shape of a clip."""
         check_positive("length", length)
         check_positive("frameskip", frameskip)
-        self._pairs = as_integers("pairs", pairs, 2)
+        self._pairs = as_integers("pairs", pairs, 2, 2)
         self._length, self._frameskip = int(length), int(frameskip)
 
     @property
@@ -231,6 +231,67 @@ class PairTable(ClipTable):
         return {"pairs": self.pairs}
 
 
+class Frames(Clips):
+    """Clips of listed frames: of each clip a video's number, and its frame numbers in any order.
+
+    For frames that are not evenly apart, or spread over a whole video. The arrays are kept as they are given.
+    """
+
+    def __init__(self, videos: npt.ArrayLike, frames: npt.ArrayLike) -> None:
+        """Take int (clips,) and int (clips, length)."""
+        self._videos = as_integers("videos", videos, 1)
+        self._frames = as_integers("frames", frames, 2)
+        if len(self._videos) != len(self._frames) or not self._frames.shape[1]:
+            text = f"{len(self._videos)} videos, frames of the shape {self._frames.shape}: want a row for each, of one or more"
+            raise InvalidRequestError(text)
+
+    @property
+    def length(self) -> int:
+        """Frames of each clip."""
+        return int(self._frames.shape[1])
+
+    def of(self, counts: Int64Array) -> FrameTable:
+        """Return the clips, each held against its video. O(clips), a million at a time."""
+        for at in range(0, len(self._videos), _CHUNK):
+            videos, frames = self._videos[at : at + _CHUNK], self._frames[at : at + _CHUNK]
+            _refuse_videos(videos, counts, at)
+            if frames.min() < 0:
+                text = f"frame {int(frames.min())} is negative: frames count from 0"
+                raise InvalidRequestError(text)
+            _refuse_beyond("frames", videos, frames.max(axis=1) + 1, counts, at)
+        return FrameTable(self._videos, self._frames)
+
+    def __repr__(self) -> str:
+        """Show the shape."""
+        return f"Frames({len(self._videos)} clips, length={self.length})"
+
+
+class FrameTable(ClipTable):
+    """Clips of listed frames: two arrays."""
+
+    def __init__(self, videos: Int64Array, frames: Int64Array) -> None:
+        """Take each clip's video and frames."""
+        self.videos, self.frames = videos, frames
+
+    def __len__(self) -> int:
+        """Return the number of clips."""
+        return len(self.videos)
+
+    def video_of(self, clips: Int64Array) -> Int64Array:
+        """Return the number of each clip's video."""
+        return np.asarray(self.videos[clips])
+
+    def frames_of(self, clip: int, index: VideoIndex | None) -> Int64Array:
+        """Return a clip's frame numbers."""
+        del index
+        return np.array(self.frames[clip])
+
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Videos and frames."""
+        return {"videos": self.videos, "frames": self.frames}
+
+
 class Timestamps(Clips):
     """Clips by time: of each clip a video's number and seconds, and frames at ``seconds + offsets``.
 
@@ -267,10 +328,7 @@ class Timestamps(Clips):
 
     def of(self, counts: Int64Array) -> TimeTable:
         """Return the clips; whether a video is on the screen at a time shows when the clip is read."""
-        wrong = np.flatnonzero((self._videos < 0) | (self._videos >= len(counts)))
-        if len(wrong):
-            text = f"videos[{wrong[0]}] is {self._videos[wrong[0]]}: want a number below {len(counts)}"
-            raise InvalidRequestError(text)
+        _refuse_videos(self._videos, counts)
         return TimeTable(self._videos, self._seconds, self._offsets)
 
     def __repr__(self) -> str:
@@ -312,8 +370,8 @@ class TimeTable(ClipTable):
         return {"videos": self.videos, "seconds": self.seconds}
 
 
-def as_integers(name: str, values: npt.ArrayLike, axes: int) -> Int64Array:
-    """Return int64 (n,) or (n, 2); an int64 array comes back as it is.
+def as_integers(name: str, values: npt.ArrayLike, axes: int, columns: int | None = None) -> Int64Array:
+    """Return int64 (n,) or (n, columns); an int64 array comes back as it is.
 
     Raises:
         TypeError: no integers.
@@ -321,12 +379,12 @@ def as_integers(name: str, values: npt.ArrayLike, axes: int) -> Int64Array:
     """
     array = np.asanyarray(values)
     if not array.size and array.dtype.kind == "f":
-        array = array.astype(np.int64).reshape((0, 2)[:axes])
+        array = np.zeros((0, columns or 1)[:axes], np.int64)
     if array.dtype.kind not in "iu":
         text = f"{name} is an array of {array.dtype}: want integers"
         raise TypeError(text)
-    if array.ndim != axes or (axes == 2 and array.shape[1] != 2):
-        text = f"{name} has the shape {array.shape}: want {'(n, 2)' if axes == 2 else '(n,)'}"
+    if array.ndim != axes or (columns is not None and array.shape[1] != columns):
+        text = f"{name} has the shape {array.shape}: want ({', '.join(['n', str(columns or 'm')][:axes])})"
         raise InvalidRequestError(text)
     if array.dtype == np.uint64 and array.size and int(array.max()) > MAX_NUMBER:
         text = f"{name} holds {int(array.max())}, beyond the end of any video"
@@ -343,6 +401,13 @@ def _as_seconds(name: str, values: npt.ArrayLike) -> Float64Array:
         text = f"{name} has the shape {array.shape}: want (n,), all finite"
         raise InvalidRequestError(text)
     return array.astype(np.float64)
+
+
+def _refuse_videos(videos: Int64Array, counts: Int64Array, at: int = 0) -> None:
+    wrong = np.flatnonzero((videos < 0) | (videos >= len(counts)))
+    if len(wrong):
+        text = f"videos[{at + wrong[0]}] is {videos[wrong[0]]}: want a number from 0, below {len(counts)}"
+        raise InvalidRequestError(text)
 
 
 def _refuse_beyond(

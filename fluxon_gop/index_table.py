@@ -92,7 +92,7 @@ class IndexTable:
         self._recipe = recipe
         self._cache_bytes = cache_bytes
         self._lock = threading.RLock()
-        self._cache: LRUCache[Key, VideoIndex] = LRUCache(cache_bytes, getsizeof=lambda v: v.nbytes + 1024)
+        self._cache: LRUCache[Key, VideoIndex] = LRUCache(cache_bytes, getsizeof=_weight)
         self._positions: dict[Key, int] | None = None
         self._scalars: pa.Table | None = None
         self._pid = os.getpid()
@@ -238,7 +238,7 @@ class IndexTable:
             rows = index_rows.rows_of(table) if _is_full(table.schema) else _hints(table)
             for key, row in zip(order, rows, strict=True):
                 found[key] = _decoded(row)
-                if isinstance(index := found[key], VideoIndex) and index.nbytes + 1024 <= self._cache_bytes:
+                if isinstance(index := found[key], VideoIndex) and _weight(index) <= self._cache_bytes:
                     with self._lock:
                         self._cache[key] = index
         return [found[key] for key in keys]
@@ -329,6 +329,11 @@ def _in_memory(rows: MemoryRows, cache_bytes: int) -> IndexTable:
 def _layered(below: IndexTable, more: MemoryRows, cache_bytes: int) -> IndexTable:
     store = LayeredRows(below._store, more)  # noqa: SLF001 - a table of this room
     return IndexTable(store, below.uri, (_layered, below, more, cache_bytes), cache_bytes=cache_bytes)
+
+
+def _weight(index: VideoIndex) -> int:
+    """Return the bytes that a row takes in memory, with what is computed of it when it is read."""
+    return 2 * index.nbytes + 1024
 
 
 def _is_full(schema: pa.Schema) -> bool:

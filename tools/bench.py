@@ -21,8 +21,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ import fluxon_gop as fg  # noqa: E402
 from fluxon_gop.plan import find_spans, span_ranges  # noqa: E402
 from fluxon_gop.ranges import total_bytes  # noqa: E402
 from tools import bench_media, bench_peers  # noqa: E402
+from tools.bench_server import served  # noqa: E402
 from tools.bench_stories import LATENCY_MS, STORIES, Story  # noqa: E402
 from tools.range_server import RangeServer  # noqa: E402
 
@@ -197,31 +196,6 @@ def _local_cost(
 # --------------------------------------------------------------------------- remote stories
 
 
-@contextmanager
-def server_process(folder: Path, latency_ms: int) -> Iterator[str]:
-    """Serve the folder from a process of its own; yield the address."""
-    with RangeServer(folder) as probe:
-        port = int(probe.url("").split(":")[2].split("/")[0])
-    command = [sys.executable, str(ROOT / "tools" / "range_server.py"), str(folder)]
-    command += ["--port", str(port), "--latency-ms", str(latency_ms)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            address = f"http://127.0.0.1:{port}"
-            for _ in range(100):
-                time.sleep(0.05)
-                try:
-                    fg.build_index(f"{address}/of16_00.mp4", check="none")
-                    break
-                except fg.SourceError:
-                    continue
-            else:
-                text = f"the server did not come up at {address}"
-                raise RuntimeError(text)
-            yield address
-        finally:
-            process.terminate()
-
-
 def many_peers(table: fg.IndexTable) -> list[bench_peers.ManyFiles]:
     """Return the readers of a batch over many remote files."""
     peers: list[bench_peers.ManyFiles] = [bench_peers.OursMany(table)]
@@ -244,7 +218,7 @@ def run_remote(story: Story, files: dict[str, Path], runs: int, seed: int, folde
     rng = random.Random(f"{seed} {story.name}")
     indexes = {name: fg.build_index(str(files[name])) for name in story.media}
     draws = [{name: story.draw(rng, indexes[name].num_frames) for name in story.media} for _ in range(runs)]
-    with server_process(folder, LATENCY_MS) as address:
+    with served(folder, LATENCY_MS) as address:
         table = make_table([f"{address}/{name}.mp4" for name in story.media], folder / "bench.arrow")
         peers = many_peers(table)
         rows = {peer.name: Row(peer.name) for peer in peers}
@@ -304,7 +278,7 @@ def measure_memory(story: Story, name: str, files: dict[str, Path], seed: int) -
     """
     rng = random.Random(f"{seed} {story.name}")
     if story.remote:
-        with server_process(files[story.media[0]].parent, 0) as address:
+        with served(files[story.media[0]].parent, 0) as address:
             urls = {video: f"{address}/{video}.mp4" for video in story.media}
             table = make_table(list(urls.values()), files[story.media[0]].parent / "memory.arrow")
             (many,) = (one for one in many_peers(table) if one.name == name)

@@ -117,8 +117,8 @@ class TorchCodec:
 
     def open(self, address: Any, *, threads: int = 1, size: Size = None) -> Video:
         """Open a path or a file-like object."""
-        from torchcodec.decoders import VideoDecoder  # type: ignore[import-not-found]
-        from torchcodec.transforms import Resize  # type: ignore[import-not-found]
+        from torchcodec.decoders import VideoDecoder
+        from torchcodec.transforms import Resize
 
         options: dict[str, Any] = {"seek_mode": self._mode}
         if self._mode == "mappings":
@@ -211,7 +211,7 @@ class Decord:
 
     def open(self, address: str, *, threads: int = 1, size: Size = None) -> Video:
         """Open a path."""
-        from decord import VideoReader, cpu  # type: ignore[import-not-found]
+        from decord import VideoReader, cpu
 
         height, width = size or (-1, -1)
         return _DecordVideo(
@@ -245,6 +245,7 @@ class BufferedRanges(io.RawIOBase):
         self._block = block
         self._blocks: dict[int, memoryview] = {}
         self._at = 0
+        self.reads, self.nbytes = 1, 0
 
     def readable(self) -> bool:
         """Return True."""
@@ -274,6 +275,7 @@ class BufferedRanges(io.RawIOBase):
                 self._store, self._path, start=start, end=min(start + self._block, self._size)
             )
             self._blocks[number] = memoryview(data)
+            self.reads, self.nbytes = self.reads + 1, self.nbytes + len(self._blocks[number])
         piece = self._blocks[number][skip:]
         piece = piece if size < 0 else piece[:size]
         self._at += len(piece)
@@ -371,7 +373,7 @@ def local_peers(*, two_threads: bool = False) -> list[Peer]:
     """Return the peers that are installed, ours first."""
     peers: list[Peer] = [Ours(), OursWithoutRow(), PlainPyAV()]
     try:
-        import torchcodec.decoders  # type: ignore[import-not-found]  # noqa: F401
+        import torchcodec.decoders  # noqa: F401
 
         peers += [TorchCodec(mode) for mode in ("approximate", "exact", "mappings")]
     except (ImportError, RuntimeError):

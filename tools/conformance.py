@@ -95,7 +95,7 @@ def ours(path: str, *, table: bool = False, container: bool = False) -> Any:
 
 def torchcodec(path: str, *, mode: str) -> Any:
     """Read with torchcodec's VideoDecoder."""
-    from torchcodec.decoders import VideoDecoder  # type: ignore[import-not-found]
+    from torchcodec.decoders import VideoDecoder
 
     options: dict[str, Any] = {"seek_mode": mode}
     if mode == "custom_frame_mappings":
@@ -124,7 +124,7 @@ def frame_mappings(path: str) -> str:
 
 def decord(path: str) -> Any:
     """Read with decord's VideoReader."""
-    from decord import VideoReader, cpu  # type: ignore[import-not-found]
+    from decord import VideoReader, cpu
 
     reader = VideoReader(path, ctx=cpu(0), num_threads=1)
     return len(reader), lambda frame: reader[frame].asnumpy()
