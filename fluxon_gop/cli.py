@@ -28,7 +28,7 @@ from fluxon_gop.errors import FluxonGopError, InvalidRequestError
 from fluxon_gop.facts import one_line, outcome, plan_facts, row_of, table_facts, video_facts
 from fluxon_gop.index_build import BuildReport, Built, build_index, build_table, find_videos
 from fluxon_gop.index_table import IndexTable
-from fluxon_gop.lance_video import LanceVideoTable, add_columns
+from fluxon_gop.lance_video import add_columns
 from fluxon_gop.picture import sheet_of
 from fluxon_gop.pool import VideoReaderPool
 from fluxon_gop.reader import VideoReader
@@ -164,7 +164,7 @@ def index_add_columns(
 
     The table has a row a video: episode_idx, video_key, and the MP4 bytes as the blob video_bytes. Rows that have their columns are skipped, no row moves, no other column is written; videos that have no index keep null columns and are listed at the end.
     """
-    with _progress("indexing", len(LanceVideoTable.open(table))) as advance:
+    with _progress("indexing", None) as advance:
         report = add_columns(table, progress=lambda rows: [advance() for _ in range(rows)])
     _tell_build(table, report, as_json)
 
@@ -361,7 +361,7 @@ def _opened(table: str | None) -> Iterator[IndexTable | None]:
 
 
 @contextmanager
-def _progress(title: str, total: int) -> Iterator[Any]:
+def _progress(title: str, total: int | None) -> Iterator[Any]:
     """Give a function to call after each step; draws only where stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda: None

@@ -25,6 +25,7 @@ from fluxon_gop.errors import (
     IndexTableError,
     IndexVersionError,
     InvalidRequestError,
+    SourceNotFoundError,
 )
 from fluxon_gop.index_build import BATCH, BuildReport, build_index, indexes_of
 from fluxon_gop.index_rows import INDEX_VERSION, SCHEMA, SWM_VERSION_KEY, VERSION_KEY
@@ -32,7 +33,7 @@ from fluxon_gop.index_table import CACHE_BYTES, IndexTable
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.ranges import Int64Array
 from fluxon_gop.sources import LanceBlobSource, MemorySource
-from fluxon_gop.sources.lance_blob import BlobGroup, group_of_blobs
+from fluxon_gop.sources.lance_blob import group_of_blobs
 from fluxon_gop.stats import ReadStats
 from fluxon_gop.video_columns import FIELDS, NAMES, STRUCT_COLUMN, columns_of, rows_of_columns
 
@@ -82,8 +83,10 @@ class LanceVideoTable:
             IndexTableError: it is no video table, or names a video twice.
         """
         given = os.fspath(uri)
-        newest = BlobGroup(given, BYTES, None, dict(storage_options or {}))
-        dataset = newest.dataset()
+        dataset = _existing(given, dict(storage_options or {}) or None)
+        if dataset is None:
+            text = f"{given}: no Lance data set there"
+            raise SourceNotFoundError(text, source=given)
         _check_layout(dataset.schema, given)
         rows = dataset.to_table(columns=[EPISODE, VIEW])
         return cls(given, dataset.version, rows, storage_options)
@@ -243,7 +246,10 @@ class LanceVideoWriter:
         """Videos whose bytes have no index, and why; they are stored all the same."""
 
     def write(
-        self, episode_idx: int, video_key: str, video: bytes | Iterable[npt.NDArray[np.uint8]]
+        self,
+        episode_idx: int,
+        video_key: str,
+        video: bytes | bytearray | memoryview | Iterable[npt.NDArray[np.uint8]],
     ) -> None:
         """Add one video: MP4 bytes, or frames uint8 (H, W, 3) RGB, which are encoded."""
         if self._closed:
@@ -252,7 +258,10 @@ class LanceVideoWriter:
         if not isinstance(video_key, str) or not video_key:  # type: ignore[redundant-expr]
             text = f"video_key is {video_key!r}: want a name"
             raise InvalidRequestError(text)
-        data = video if isinstance(video, bytes) else _encoded(video, self._recipe)
+        if isinstance(video, bytes | bytearray | memoryview):
+            data = bytes(video)
+        else:
+            data = _encoded(video, self._recipe)
         if not data:
             text = f"episode {episode_idx}, {video_key!r}: no bytes, or no frames"
             raise InvalidRequestError(text)
@@ -337,6 +346,7 @@ def add_columns(
         what was built, what has its columns already, and which videos have no index.
 
     Raises:
+        SourceNotFoundError: there is no Lance data set.
         IndexTableError: it is no video table, or has columns of these names that are something else.
     """
     given = os.fspath(uri)
@@ -344,7 +354,7 @@ def add_columns(
     dataset = _existing(given, options)
     if dataset is None:
         text = f"{given}: no Lance data set there"
-        raise IndexTableError(text, uri=given)
+        raise SourceNotFoundError(text, source=given)
     _check_layout(dataset.schema, given)
     missing = [FIELDS.field(name) for name in NAMES if name not in dataset.schema.names]
     if missing:
@@ -467,4 +477,4 @@ def _encoded(frames: Iterable[npt.NDArray[np.uint8]], recipe: Recipe) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "video.mp4"
         write_video(path, frames, recipe)
-        return path.read_bytes()
+        return path.read_bytes() if path.exists() else b""
