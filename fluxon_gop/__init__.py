@@ -9,8 +9,9 @@ from __future__ import annotations
 from importlib.metadata import version as _version
 
 from fluxon_gop.batch_plan import BatchPlan, PlannedVideo
-from fluxon_gop.clip_dataset import Clip, ClipDataset
-from fluxon_gop.clips import Frames, Pairs, Timestamps, Windows
+from fluxon_gop.clip_dataset import ClipDataset
+from fluxon_gop.clip_samples import Clip
+from fluxon_gop.clips import Clips, FrameLists, Pairs, Timestamps, Windows
 from fluxon_gop.errors import (
     BoxError,
     ClosedError,
@@ -38,7 +39,8 @@ from fluxon_gop.errors import (
 )
 from fluxon_gop.index_build import build_index
 from fluxon_gop.index_table import IndexTable
-from fluxon_gop.lance_video import LanceVideoTable, LanceVideoWriter, add_columns
+from fluxon_gop.lance_video import LanceVideoTable
+from fluxon_gop.lance_video_writer import LanceVideoWriter, add_index_columns
 from fluxon_gop.loader import ClipLoader
 from fluxon_gop.model import Signature, Verdict, VideoIndex
 from fluxon_gop.pool import VideoReaderPool
@@ -68,6 +70,7 @@ __all__ = [
     "ClipDataset",
     "ClipLoader",
     "ClipSampler",
+    "Clips",
     "ClosedError",
     "DeadlineError",
     "DecodeError",
@@ -75,8 +78,8 @@ __all__ = [
     "FluxonGopError",
     "ForkedProcessError",
     "FrameIndexError",
+    "FrameLists",
     "FrameTimestampError",
-    "Frames",
     "FsspecSource",
     "IndexMissingError",
     "IndexTable",
@@ -118,7 +121,7 @@ __all__ = [
     "WaveKind",
     "Windows",
     "__version__",
-    "add_columns",
+    "add_index_columns",
     "build_index",
     "open_source",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,11 +12,58 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from fluxon_gop.errors import IndexTableError, SourceNotFoundError
-from fluxon_gop.index_rows import positions
+from fluxon_gop.index_rows import KEY_COLUMNS, SCHEMA, positions
 from fluxon_gop.sources.range_source import Buffer, RangeSource
+from fluxon_gop.video_columns import rows_of_columns
 
 REMOTE_READ_BYTES = 16 * 1024 * 1024
 """Of one read of a remote file: an index of some ten thousand videos."""
+
+
+class Rows(Protocol):
+    """The rows of a table, wherever they lie."""
+
+    @property
+    def forks_badly(self) -> bool:
+        """Whether a forked child cannot read them."""
+        ...
+
+    def schema(self) -> pa.Schema | None:
+        """Return the schema, None where there is no table."""
+        ...
+
+    def scalars(self, columns: list[str]) -> pa.Table:
+        """Return these columns of all rows."""
+        ...
+
+    def take(self, positions: list[int]) -> pa.Table:
+        """Return these rows, in this order."""
+        ...
+
+    def append(self, table: pa.Table) -> None:
+        """Add rows."""
+        ...
+
+    def replace(self, table: pa.Table) -> None:
+        """Put rows in the place of those with the same keys."""
+        ...
+
+
+class ReadOnlyRows(ABC):
+    """Rows that cannot be written to by an index table."""
+
+    @abstractmethod
+    def why(self) -> str:
+        """Return why not, and what to do."""
+
+    def append(self, table: pa.Table) -> None:
+        """Refuse."""
+        text = f"{table.num_rows} index rows cannot be written: {self.why()}"
+        raise IndexTableError(text)
+
+    def replace(self, table: pa.Table) -> None:
+        """Refuse likewise."""
+        self.append(table)
 
 
 class ArrowFile:
@@ -82,7 +130,7 @@ class ArrowFile:
         self._held = table
 
 
-class RemoteArrowFile(ArrowFile):
+class RemoteArrowFile(ReadOnlyRows, ArrowFile):
     """One Arrow IPC file on a remote store: one request, the larger ones one more for each 16 MiB."""
 
     def __init__(self, source: RangeSource) -> None:
@@ -106,20 +154,9 @@ class RemoteArrowFile(ArrowFile):
                 raise IndexTableError(text, uri=self._source.name) from error
         return self._held
 
-    def append(self, table: pa.Table) -> None:
-        """Refuse: stores have no atomic append."""
-        self._refuse(table)
-
-    def replace(self, table: pa.Table) -> None:
-        """Refuse likewise."""
-        self._refuse(table)
-
-    def _refuse(self, table: pa.Table) -> None:
-        text = (
-            f"{self._source.name}: {table.num_rows} rows cannot be written to a remote .arrow file; write a local "
-            "one and upload it, or use a Lance data set"
-        )
-        raise IndexTableError(text, uri=self._source.name)
+    def why(self) -> str:
+        """Return what to do instead: stores have no atomic append."""
+        return f"{self._source.name} is a remote .arrow file; write a local one and upload it, or use a Lance data set"
 
 
 class MemoryRows(ArrowFile):
@@ -144,28 +181,7 @@ def _from_bytes(data: bytes) -> MemoryRows:
     return MemoryRows(_table_of(data))
 
 
-class Rows(Protocol):
-    """Rows of a table that is read."""
-
-    @property
-    def forks_badly(self) -> bool:
-        """Whether a forked child cannot read them."""
-        ...
-
-    def schema(self) -> pa.Schema | None:
-        """Return the schema."""
-        ...
-
-    def scalars(self, columns: list[str]) -> pa.Table:
-        """Return these columns of all rows."""
-        ...
-
-    def take(self, positions: list[int]) -> pa.Table:
-        """Return these rows, in this order."""
-        ...
-
-
-class LayeredRows:
+class LayeredRows(ReadOnlyRows):
     """A table's rows and more behind them, in memory; read only."""
 
     def __init__(self, below: Rows, more: MemoryRows) -> None:
@@ -184,7 +200,19 @@ class LayeredRows:
 
     def scalars(self, columns: list[str]) -> pa.Table:
         """Return these columns, the table's rows first."""
-        below = self._below.scalars(columns)
+        have = self._below.schema()
+        assert have is not None
+        below = self._below.scalars([name for name in columns if name in have.names])
+        for name in columns:
+            if name not in below.column_names:
+                kind = SCHEMA.field(name).type
+                below = below.append_column(
+                    name,
+                    pa.nulls(below.num_rows, kind)
+                    if name not in KEY_COLUMNS
+                    else pa.array([""] * below.num_rows),
+                )
+        below = below.select(columns)
         self._count = below.num_rows
         return pa.concat_tables([_nullable(below), _nullable(self._more.scalars(columns))])
 
@@ -197,21 +225,16 @@ class LayeredRows:
         assert schema is not None
         below = [place for place in positions if place < count]
         more = [place - count for place in positions if place >= count]
-        parts = [_nullable(self._below.take(below).select(schema.names))] if below else []
+        parts = [_nullable(rows_of_columns(self._below.take(below)))] if below else []
         parts += [_nullable(self._more.take(more))] if more else []
         rows = pa.concat_tables(parts)
         # Where each row now stands, in the order asked for.
         order = np.argsort(np.argsort(np.array(positions) >= count, kind="stable"), kind="stable")
         return rows.take(pa.array(order, pa.int64()))
 
-    def append(self, table: pa.Table) -> None:
-        """Refuse: whoever wants rows to stay writes them to the table below."""
-        text = f"{table.num_rows} rows cannot be written to a table with rows in memory: write to the table itself"
-        raise IndexTableError(text)
-
-    def replace(self, table: pa.Table) -> None:
-        """Refuse likewise."""
-        self.append(table)
+    def why(self) -> str:
+        """Return what to do instead."""
+        return "some of this table's are in memory only; write to the table itself"
 
 
 def _nullable(table: pa.Table) -> pa.Table:

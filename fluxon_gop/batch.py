@@ -72,6 +72,11 @@ class Batch:
         ahead.start()
         self._ahead = ahead
 
+    def begin_reading(self) -> None:
+        """Have the time limit of a batch that was fetched ahead begin now, when it is waited for."""
+        if self._deadline is not None:
+            self._deadline.renew()
+
     def results(self, *, skip: bool) -> list[VideoReadResult]:
         """Return a result for each request, in order; raises the first error unless ``skip``."""
         self._take_over()
@@ -216,7 +221,7 @@ class Batch:
             try:
                 array = pictures.array(number)
                 times = index.seconds_of(self._requests[member].frames) if index and known else None
-                self._results[member] = VideoReadResult(array, stats, None, hit, times)
+                self._results[member] = VideoReadResult(array, stats, None, hit, times, index)
             except FluxonGopError as failure:
                 self._results[member] = VideoReadResult(None, stats, failure, hit)
 

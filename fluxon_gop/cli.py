@@ -28,7 +28,7 @@ from fluxon_gop.errors import FluxonGopError, InvalidRequestError
 from fluxon_gop.facts import one_line, outcome, plan_facts, row_of, table_facts, video_facts
 from fluxon_gop.index_build import BuildReport, Built, build_index, build_table, find_videos
 from fluxon_gop.index_table import IndexTable
-from fluxon_gop.lance_video import add_columns
+from fluxon_gop.lance_video_writer import add_index_columns
 from fluxon_gop.picture import sheet_of
 from fluxon_gop.pool import VideoReaderPool
 from fluxon_gop.reader import VideoReader
@@ -107,7 +107,10 @@ def _top(
     ),
 )
 def index_build(
-    src: Annotated[list[str], typer.Argument(metavar="SRC", help="Files, folders, globs, addresses.")],
+    src: Annotated[
+        list[str],
+        typer.Argument(metavar="SRC", help="Files, folders, globs, addresses, prefixes of buckets."),
+    ],
     to: Annotated[
         str, typer.Option(metavar="TABLE", help="Lance data set, or Arrow file if it ends in .arrow.")
     ],
@@ -119,7 +122,7 @@ def index_build(
 ) -> None:
     """Index videos into a table.
 
-    Of a folder, files that are named like MP4 are taken (.mp4, .m4v, .mov, .3gp, .3g2, .m4s, .avif). Files that have not changed since their row was built, and checked as asked, are skipped; failures are listed at the end. With --json one line a video, as each is done, then a line with the sums.
+    Of a folder, or a prefix of a bucket (s3://bucket/videos/), files that are named like MP4 are taken (.mp4, .m4v, .mov, .3gp, .3g2, .m4s, .avif). Files that have not changed since their row was built, and checked as asked, are skipped; failures are listed at the end. With --json one line a video, as each is done, then a line with the sums.
     """
     videos = list(find_videos(src))
     with IndexTable.open(to, create=True) as table, _progress("indexing", len(videos)) as advance:
@@ -158,6 +161,9 @@ def _tell_build(to: str, report: BuildReport, as_json: bool) -> None:
 )
 def index_add_columns(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A Lance table of videos.")],
+    check: Annotated[
+        bool, typer.Option(help="Prove where decoding may start, or take the container's word.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Give a Lance table of videos its index columns, in place.
@@ -165,7 +171,9 @@ def index_add_columns(
     The table has a row a video: episode_idx, video_key, and the MP4 bytes as the blob video_bytes. Rows that have their columns are skipped, no row moves, no other column is written; videos that have no index keep null columns and are listed at the end.
     """
     with _progress("indexing", None) as advance:
-        report = add_columns(table, progress=lambda rows: [advance() for _ in range(rows)])
+        report = add_index_columns(
+            table, check=check, progress=lambda rows: [advance() for _ in range(rows)]
+        )
     _tell_build(table, report, as_json)
 
 

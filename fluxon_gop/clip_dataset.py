@@ -7,18 +7,20 @@ tensors are asked for.
 from __future__ import annotations
 
 import copy
-import math
 import operator
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from itertools import islice
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fluxon_gop.batch_plan import BatchPlan
+from fluxon_gop.clip_samples import Clip, Sample, SampleMaker
 from fluxon_gop.clip_videos import ClipVideos, Videos
 from fluxon_gop.clips import Clips
 from fluxon_gop.errors import (
@@ -33,9 +35,7 @@ from fluxon_gop.index_table import IndexTable
 from fluxon_gop.look_ahead import BegunBatches
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.pool import PrefetchHandle, VideoReaderPool
-from fluxon_gop.ranges import Int64Array
 from fluxon_gop.requests import (
-    Uri,
     VideoReadRequest,
     VideoReadResult,
     check_positive,
@@ -43,21 +43,11 @@ from fluxon_gop.requests import (
     check_threads,
     check_timeout,
 )
+from fluxon_gop.stats import ReadStats
 
+NO_FRAMES = np.zeros(0, np.int64)
 MAX_BATCH_BYTES = 256 * 1024 * 1024
 ROW_CACHE_BYTES = 16 * 1024 * 1024
-
-Sample = dict[str, Any]
-RESERVED = frozenset({"frames", "clip", "video", "frame_numbers", "pts_seconds", "valid"})
-
-
-class Clip(NamedTuple):
-    """One clip: its number, its video's number, the files that hold it by view, its frames."""
-
-    number: int
-    video: int
-    uris: dict[str, Uri]
-    frames: Int64Array
 
 
 @dataclass
@@ -65,6 +55,8 @@ class _Batch:
     """A batch whose requests are known, and whose reads may be under way."""
 
     clips: list[Clip]
+    errors: dict[int, FluxonGopError]
+    """Of clips, by their place, whose frames could not be told: they have no requests."""
     requests: list[VideoReadRequest]
     handle: PrefetchHandle | None = None
 
@@ -110,7 +102,7 @@ class ClipDataset:
         Args:
             videos: addresses; a mapping of addresses by view, where several cameras filmed the same and frame n of all
                 belongs together; or an IndexTable, for all its videos.
-            clips: :class:`Windows`, :class:`Pairs`, :class:`Frames` or :class:`Timestamps`.
+            clips: :class:`Windows`, :class:`Pairs`, :class:`FrameLists` or :class:`Timestamps`.
             index: the table of the videos' rows. Rows that it lacks are built now, and travel to the workers.
             frame_counts: int (videos,): taken as they are, so that nothing is looked up or built now.
             height: of the pictures; give both or neither (each video's own size).
@@ -120,7 +112,8 @@ class ClipDataset:
             labels: values of each video, (videos, ...) by name; a sample holds its video's.
             transform: makes of each sample what the data set returns; must be picklable for spawned workers.
             on_error: "raise"; "skip" to leave a clip that cannot be read out of its batch; "mask" to give it black
-                frames and ``valid`` False (needs height and width). Both are counted.
+                frames and ``valid`` False (needs height and width). Both are counted. With either, a video that cannot
+                be read now is logged, listed in ``videos.unreadable``, and has no windows.
             num_threads: see :class:`VideoReaderPool`; workers decode side by side anyway.
             apply_rotation: turn pictures as the display matrix says.
             max_readers: readers that each worker keeps open after a batch.
@@ -133,35 +126,22 @@ class ClipDataset:
             FluxonGopError: an argument that cannot be met, or a video that cannot be read.
         """
         if not isinstance(clips, Clips):
-            text = f"clips is a {type(clips).__name__}: want Windows, Pairs, Frames or Timestamps"  # type: ignore[unreachable]
+            text = f"clips is a {type(clips).__name__}: want Windows, Pairs, FrameLists or Timestamps"  # type: ignore[unreachable]
             raise TypeError(text)
         if index is not None and not isinstance(index, IndexTable):
             text = f"index is a {type(index).__name__}: want an IndexTable or None"  # type: ignore[unreachable]
             raise TypeError(text)
-        for name, value, known in (
-            ("layout", layout, ("NHWC", "NCHW")),
-            ("array_type", array_type, ("numpy", "torch")),
-            ("on_error", on_error, ("raise", "skip", "mask")),
-        ):
-            if value not in known:
-                text = f"{name} is {value!r}: want {' or '.join(map(repr, known))}"
-                raise InvalidRequestError(text)
-        check_size(height, width)
-        if on_error == "mask" and height is None:
-            text = "on_error='mask' needs height and width: black frames have a size too"
+        if on_error not in {"raise", "skip", "mask"}:
+            text = f"on_error is {on_error!r}: want 'raise', 'skip' or 'mask'"
             raise InvalidRequestError(text)
+        check_size(height, width)
         check_threads(num_threads)
         check_timeout(timeout)
         check_positive("max_batch_bytes", max_batch_bytes)
         check_positive("max_readers", max_readers)
         check_positive("row_cache_bytes", row_cache_bytes)
         self._size = (height, width)
-        self._layout, self._array_type, self._transform, self._on_error = (
-            layout,
-            array_type,
-            transform,
-            on_error,
-        )
+        self._on_error = on_error
         self._row_cache_bytes = int(row_cache_bytes)
         self._pool_options: dict[str, Any] = {
             "max_readers": max_readers,
@@ -172,30 +152,36 @@ class ClipDataset:
             "timeout": timeout,
         }
         self.videos = ClipVideos(videos, index, storage_options)
-        self._kind = clips
-        counts = self.videos.frame_counts(frame_counts, need_rows=clips.by_time)
+        self._maker = SampleMaker(
+            views=list(self.videos.views) if self.videos.is_named else None,
+            videos=self.videos.count,
+            length=clips.length,
+            size=self._size,
+            layout=layout,
+            array_type=array_type,
+            labels=labels,
+            transform=transform,
+            masks=on_error == "mask",
+        )
+        counts = self.videos.frame_counts(
+            frame_counts, need_rows=clips.by_time, tolerant=on_error != "raise"
+        )
+        if clips.needs_counts:
+            counts[list(self.videos.unreadable)] = 0
         self._clips = clips.of(counts)
-        self._labels = {name: self._as_label(name, values) for name, values in (labels or {}).items()}
         self._by_time = clips.by_time
         self._length = clips.length
         self._handed: dict[str, HandedOver] = {}
+        self._closed = False
         self._open_nothing()
-
-    def _as_label(self, name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        array = np.array(values)
-        if not array.ndim or len(array) != self.videos.count or name in RESERVED:
-            text = f"labels[{name!r}] has the shape {array.shape}: want a value for each of {self.videos.count} videos, and a name of its own"
-            raise InvalidRequestError(text)
-        return array
 
     def _open_nothing(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._pool: VideoReaderPool | None = None
         self._table: IndexTable | None = None
-        self._batches: BegunBatches[_Batch] = BegunBatches(self._begin_ahead)
+        self._batches: BegunBatches[_Batch] = BegunBatches()
         self._counts = {"clips": 0, "skipped_clips": 0, "masked_clips": 0}
-        self._closed = False
 
     # ------------------------------------------------------------- what there is
 
@@ -203,13 +189,21 @@ class ClipDataset:
         """Return the number of clips."""
         return len(self._clips)
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the samples one by one; an error of one is raised, also one that is an IndexError."""
+        return (self[number] for number in range(len(self)))
+
     def clip(self, number: int) -> Clip:
         """Return what a clip is made of; reads nothing, but of a clip by time its video's index row.
 
         Raises:
             FrameIndexError: there is no such clip.
+            FrameTimestampError: its video shows nothing at its times.
         """
-        return self._located([self._number(number)])[0]
+        (clip,), errors = self._located([self._number(number)])
+        if errors:
+            raise errors[0]
+        return clip
 
     @property
     def nbytes(self) -> int:
@@ -231,19 +225,25 @@ class ClipDataset:
             raise FrameIndexError(text, source="the data set", index=place, length=count)
         return place + count if place < 0 else place
 
-    def _located(self, numbers: Sequence[int]) -> list[Clip]:
+    def _located(self, numbers: Sequence[int]) -> tuple[list[Clip], dict[int, FluxonGopError]]:
+        """Return clips, and by place the errors of those whose frames cannot be told."""
         videos = self._clips.video_of(np.array(numbers, np.int64)).tolist()
         uris = [self.videos.uris_of(video) for video in videos]
         indexes: list[VideoIndex | None] = [None] * len(videos)
         if self._by_time:
-            table = self._opened()[1]
+            _, table = self._opened()
             keys = [self.videos.key_of(next(iter(by_view.values()))) for by_view in uris]
             rows = [None] * len(keys) if table is None else table.lookup(keys)
             indexes = [row if isinstance(row, VideoIndex) else None for row in rows]
-        return [
-            Clip(number, video, by_view, self._clips.frames_of(number, index))
-            for number, video, by_view, index in zip(numbers, videos, uris, indexes, strict=True)
-        ]
+        clips, errors = [], {}
+        for place, (number, index) in enumerate(zip(numbers, indexes, strict=True)):
+            frames = NO_FRAMES
+            try:
+                frames = self._clips.frames_of(number, index)
+            except FluxonGopError as error:
+                errors[place] = error
+            clips.append(Clip(number, videos[place], uris[place], frames))
+        return clips, errors
 
     # ------------------------------------------------------------- reading
 
@@ -262,12 +262,14 @@ class ClipDataset:
         """
         wanted = tuple(self._number(number) for number in numbers)
         ahead = tuple(tuple(map(self._number, batch)) for batch in getattr(numbers, "ahead", ()))
+        owner = getattr(numbers, "owner", None)
         pool, _ = self._opened()
-        batch = self._batches.take(wanted)
+        batch = None if owner is None else self._batches.take(owner, wanted)
         if batch is None:
             batch = self._begin(wanted, start=bool(ahead))
         try:
-            self._batches.keep_only(ahead)
+            if owner is not None:
+                self._batches.keep_only(owner, ahead, self._begin_ahead)
             reads = batch.requests if batch.handle is None else batch.handle
             results = pool.read_many(reads, on_error="raise" if self._on_error == "raise" else "skip")
         except BaseException:
@@ -287,74 +289,54 @@ class ClipDataset:
     def _begin(self, numbers: Sequence[int], *, start: bool) -> _Batch:
         """Make a batch's requests, one a clip and view, and start their reads where asked to."""
         height, width = self._size
-        clips = self._located(numbers)
+        clips, errors = self._located(numbers)
+        if errors and self._on_error == "raise":
+            raise next(iter(errors.values()))
         requests = [
             VideoReadRequest(uri, clip.frames, height, width)
-            for clip in clips
+            for place, clip in enumerate(clips)
+            if place not in errors
             for uri in clip.uris.values()
         ]
-        batch = _Batch(clips, requests)
+        batch = _Batch(clips, errors, requests)
         if start:
             batch.handle = self._opened()[0].prefetch(requests)
         return batch
 
     def _samples(self, batch: _Batch, results: Sequence[VideoReadResult]) -> list[Any]:
-        views = len(self.videos.views)
+        views, coming = len(self.videos.views), iter(results)
         samples, first_error = [], None
         for place, clip in enumerate(batch.clips):
-            mine = results[place * views : (place + 1) * views]
-            error = next((result.error for result in mine if result.error is not None), None)
-            if (
-                self._by_time
-                and error is None
-                and any(r.stats.stale_rows or r.stats.index_builds for r in mine)
-            ):
-                error = _stale(clip)
-                if self._on_error == "raise":
-                    raise error
+            error = batch.errors.get(place)
+            mine = [] if error is not None else list(islice(coming, views))
+            error = error or self._error_of(clip, mine)
+            if error is not None and self._on_error == "raise":
+                raise error
             first_error = first_error or error
             if error is not None and self._on_error == "skip":
                 self._counts["skipped_clips"] += 1
                 continue
             self._counts["clips"] += 1
             self._counts["masked_clips"] += error is not None
-            samples.append(self._sample(clip, mine, error))
+            samples.append(self._maker.sample(clip, mine, error))
         if first_error is not None and not samples:
             raise first_error
         return samples
 
-    def _sample(self, clip: Clip, results: Sequence[VideoReadResult], error: FluxonGopError | None) -> Any:
-        pictures = [self._picture(result.array if error is None else None) for result in results]
-        times = results[0].pts_seconds if error is None else None
-        if times is None:
-            times = np.full(self._length, math.nan)
-        sample: Sample = {
-            "frames": dict(zip(self.videos.views, pictures, strict=True))
-            if self.videos.is_named
-            else pictures[0],
-            "clip": clip.number,
-            "video": clip.video,
-            "frame_numbers": self._array(clip.frames),
-            "pts_seconds": self._array(times),
-        }
-        for name, values in self._labels.items():
-            sample[name] = self._array(values[clip.video]) if values.ndim > 1 else values[clip.video].item()
-        if self._on_error == "mask":
-            sample["valid"] = error is None
-        return sample if self._transform is None else self._transform(sample)
-
-    def _picture(self, array: npt.NDArray[np.uint8] | None) -> Any:
-        if array is None:
-            height, width = self._size
-            array = np.zeros((self._length, height or 0, width or 0, 3), np.uint8)
-        return self._array(array.transpose(0, 3, 1, 2) if self._layout == "NCHW" else array)
-
-    def _array(self, array: npt.NDArray[Any]) -> Any:
-        if self._array_type == "numpy":
-            return array
-        import torch
-
-        return torch.from_numpy(array)
+    def _error_of(self, clip: Clip, results: Sequence[VideoReadResult]) -> FluxonGopError | None:
+        """Return why a clip was not read, or not by the index that told its frames."""
+        for result in results:
+            if result.error is not None:
+                return result.error
+        if not self._by_time:
+            return None
+        try:
+            if np.array_equal(clip.frames, self._clips.frames_of(clip.number, results[0].index)):
+                return None
+        except FluxonGopError:
+            pass
+        text = f"video {clip.video}: its index row is of another version of the file, so that its frames' times are not known; build it again"
+        return StaleIndexError(text, source=f"video {clip.video}")
 
     # ------------------------------------------------------------- in each process
 
@@ -371,6 +353,7 @@ class ClipDataset:
                 table = self.videos.table
                 self._table = None if table is None else table.with_cache(self._row_cache_bytes)
                 self._pool = VideoReaderPool(index=self._table, **self._pool_options)
+                weakref.finalize(self, _close, self._pool, self._pid).atexit = False
             return self._pool, self._table
 
     @property
@@ -380,10 +363,11 @@ class ClipDataset:
 
     def cost(self) -> dict[str, int | float]:
         """Return what was read in this process: the pool's counters, clips, and how looking ahead went."""
-        pool, _ = self._opened()
-        batches = self._batches
+        read = self._pool is not None and self._pid == os.getpid()
+        stats = self._pool.stats() if read and self._pool is not None else ReadStats()
+        batches = self._batches if self._pid == os.getpid() else BegunBatches[_Batch]()
         return {
-            **pool.stats().as_dict(),
+            **stats.as_dict(),
             **self._counts,
             "look_ahead_hits": batches.hits,
             "look_ahead_misses": batches.misses,
@@ -411,7 +395,7 @@ class ClipDataset:
         state = {
             name: value
             for name, value in self.__dict__.items()
-            if name not in {"_lock", "_pool", "_table", "_batches", "_counts", "_pid", "_kind", "_handed"}
+            if name not in {"_lock", "_pool", "_table", "_batches", "_counts", "_pid", "_handed"}
         }
         bare = copy.copy(self._clips)
         for name, array in self._clips.arrays.items():
@@ -426,16 +410,14 @@ class ClipDataset:
         self._handed = state["_arrays"]
         for name, handed in self._handed.items():
             setattr(self._clips, name, handed.array)
-        closed = self._closed
         self._open_nothing()
-        self._closed = closed
 
     def __repr__(self) -> str:
         """Show counts."""
         return f"ClipDataset({len(self)} clips of {self._length} frames, {self.videos.count} videos)"
 
 
-def _stale(clip: Clip) -> StaleIndexError:
-    name = next(iter(clip.uris.values()))
-    text = f"video {clip.video}: its index row is of another version of the file, so that its frames' times are not known; build it again"
-    return StaleIndexError(text, source=str(name) if isinstance(name, str) else f"video {clip.video}")
+def _close(pool: VideoReaderPool, pid: int) -> None:
+    """Close what a data set had open that nobody has closed; not in a forked child."""
+    if pid == os.getpid():
+        pool.close()

@@ -6,7 +6,6 @@ order, windows of a video by their first frame.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fluxon_gop.errors import FrameIndexError, FrameTimestampError, InvalidRequestError
-from fluxon_gop.model import VideoIndex
+from fluxon_gop.clip_tables import ClipTable, Float64Array, FrameTable, PairTable, TimeTable, WindowTable
+from fluxon_gop.errors import FrameIndexError, InvalidRequestError
 from fluxon_gop.ranges import Int64Array
 from fluxon_gop.requests import MAX_NUMBER, check_positive
 
 _CHUNK = 1 << 20
 """Clips that are checked at once: the memory of a check is bounded."""
 
-Float64Array = npt.NDArray[np.float64]
+
+TOLERANCE_SECONDS = 1e-4
+MAX_LENGTH, MAX_STEP = 1 << 22, 1 << 40
 
 
 class Clips(ABC):
@@ -38,6 +39,11 @@ class Clips(ABC):
         """Whether frames are named by their time, so that a video's index must be at hand to know their numbers."""
         return False
 
+    @property
+    def needs_counts(self) -> bool:
+        """Whether the number of a video's frames says how many clips it has."""
+        return False
+
     @abstractmethod
     def of(self, counts: Int64Array) -> ClipTable:
         """Return the clips of videos with so many frames each; -1 for a number that nobody knows.
@@ -46,32 +52,6 @@ class Clips(ABC):
             InvalidRequestError: clips that no video can have, or a number is missing that is needed.
             FrameIndexError: a clip ends beyond its video.
         """
-
-
-class ClipTable(ABC):
-    """The clips of some videos: how many there are, and which frames each is."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of clips."""
-
-    @abstractmethod
-    def video_of(self, clips: Int64Array) -> Int64Array:
-        """Return the number of the video of each clip; clips are within the table."""
-
-    @abstractmethod
-    def frames_of(self, clip: int, index: VideoIndex | None) -> Int64Array:
-        """Return a clip's frame numbers, int64 (length,); ``index`` is the video's, where frames are named by time."""
-
-    @property
-    @abstractmethod
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What the table holds, by attribute: what a worker is given."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays."""
-        return sum(array.nbytes for array in self.arrays.values())
 
 
 class Windows(Clips):
@@ -92,8 +72,7 @@ class Windows(Clips):
             frameskip: frames from one frame of a clip to the next one; 1 for all in a row.
             ranges: int (videos, 2): windows lie within frames ``[start, stop)`` of their video; None for all frames.
         """
-        for name, value in (("length", length), ("stride", stride), ("frameskip", frameskip)):
-            check_positive(name, value)
+        _check_shape(length=length, stride=stride, frameskip=frameskip)
         self._length, self._stride, self._frameskip = int(length), int(stride), int(frameskip)
         self._ranges = None if ranges is None else as_integers("ranges", ranges, 2, 2)
 
@@ -101,6 +80,11 @@ class Windows(Clips):
     def length(self) -> int:
         """Frames of each clip."""
         return self._length
+
+    @property
+    def needs_counts(self) -> bool:
+        """Without ranges windows go to a video's end."""
+        return self._ranges is None
 
     def of(self, counts: Int64Array) -> WindowTable:
         """Return the windows of these videos. O(videos)."""
@@ -133,38 +117,6 @@ class Windows(Clips):
         return f"Windows(length={self._length}, stride={self._stride}, frameskip={self._frameskip}{within})"
 
 
-class WindowTable(ClipTable):
-    """Windows by prefix sums: none of them is stored."""
-
-    def __init__(
-        self, first_clip: Int64Array, first_frame: Int64Array | None, stride: int, steps: Int64Array
-    ) -> None:
-        """Take the number of each video's first clip (and of the end), its first frame, and the steps within a clip."""
-        self.first_clip, self.first_frame = first_clip, first_frame
-        self._stride, self._steps = stride, steps
-
-    def __len__(self) -> int:
-        """Return the number of windows."""
-        return int(self.first_clip[-1])
-
-    def video_of(self, clips: Int64Array) -> Int64Array:
-        """Return the number of each window's video: a binary search."""
-        return np.searchsorted(self.first_clip, clips, side="right") - 1
-
-    def frames_of(self, clip: int, index: VideoIndex | None) -> Int64Array:
-        """Return a window's frame numbers."""
-        del index
-        video = int(np.searchsorted(self.first_clip, clip, side="right")) - 1
-        start = (clip - int(self.first_clip[video])) * self._stride
-        return self._steps + start + (0 if self.first_frame is None else int(self.first_frame[video]))
-
-    @property
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The prefix sums, and first frames where windows lie within ranges."""
-        found = {"first_clip": self.first_clip}
-        return found if self.first_frame is None else {**found, "first_frame": self.first_frame}
-
-
 class Pairs(Clips):
     """Clips that start at listed places: int64 (clips, 2), a video's number and a start frame each.
 
@@ -175,8 +127,7 @@ class Pairs(Clips):
 
     def __init__(self, pairs: npt.ArrayLike, length: int = 1, frameskip: int = 1) -> None:
         """Take the array, and the shape of a clip."""
-        check_positive("length", length)
-        check_positive("frameskip", frameskip)
+        _check_shape(length=length, frameskip=frameskip)
         self._pairs = as_integers("pairs", pairs, 2, 2)
         self._length, self._frameskip = int(length), int(frameskip)
 
@@ -205,33 +156,7 @@ class Pairs(Clips):
         return f"Pairs({len(self._pairs)} clips, length={self._length}, frameskip={self._frameskip})"
 
 
-class PairTable(ClipTable):
-    """Clips at listed places: one array."""
-
-    def __init__(self, pairs: Int64Array, steps: Int64Array) -> None:
-        """Take (video, start) of each clip, and the steps within a clip."""
-        self.pairs, self._steps = pairs, steps
-
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-        return len(self.pairs)
-
-    def video_of(self, clips: Int64Array) -> Int64Array:
-        """Return the number of each clip's video."""
-        return np.asarray(self.pairs[clips, 0])
-
-    def frames_of(self, clip: int, index: VideoIndex | None) -> Int64Array:
-        """Return a clip's frame numbers."""
-        del index
-        return self._steps + int(self.pairs[clip, 1])
-
-    @property
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The pairs."""
-        return {"pairs": self.pairs}
-
-
-class Frames(Clips):
+class FrameLists(Clips):
     """Clips of listed frames: of each clip a video's number, and its frame numbers in any order.
 
     For frames that are not evenly apart, or spread over a whole video. The arrays are kept as they are given.
@@ -255,47 +180,23 @@ class Frames(Clips):
         for at in range(0, len(self._videos), _CHUNK):
             videos, frames = self._videos[at : at + _CHUNK], self._frames[at : at + _CHUNK]
             _refuse_videos(videos, counts, at)
-            if frames.min() < 0:
-                text = f"frame {int(frames.min())} is negative: frames count from 0"
+            if frames.min() < 0 or frames.max() > MAX_NUMBER:
+                text = f"frames hold {int(frames.min())} to {int(frames.max())}: want numbers from 0 within a video"
                 raise InvalidRequestError(text)
             _refuse_beyond("frames", videos, frames.max(axis=1) + 1, counts, at)
         return FrameTable(self._videos, self._frames)
 
     def __repr__(self) -> str:
         """Show the shape."""
-        return f"Frames({len(self._videos)} clips, length={self.length})"
-
-
-class FrameTable(ClipTable):
-    """Clips of listed frames: two arrays."""
-
-    def __init__(self, videos: Int64Array, frames: Int64Array) -> None:
-        """Take each clip's video and frames."""
-        self.videos, self.frames = videos, frames
-
-    def __len__(self) -> int:
-        """Return the number of clips."""
-        return len(self.videos)
-
-    def video_of(self, clips: Int64Array) -> Int64Array:
-        """Return the number of each clip's video."""
-        return np.asarray(self.videos[clips])
-
-    def frames_of(self, clip: int, index: VideoIndex | None) -> Int64Array:
-        """Return a clip's frame numbers."""
-        del index
-        return np.array(self.frames[clip])
-
-    @property
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Videos and frames."""
-        return {"videos": self.videos, "frames": self.frames}
+        return f"FrameLists({len(self._videos)} clips, length={self.length})"
 
 
 class Timestamps(Clips):
     """Clips by time: of each clip a video's number and seconds, and frames at ``seconds + offsets``.
 
-    The frame on the screen at a time is :meth:`VideoIndex.frame_at`'s. The index of each clip's video must be certain of
+    The frame on the screen at a time is :meth:`VideoIndex.frame_at`'s, the last one that begins before it. Times are often
+    sums or 32-bit numbers, and a hair before the frame that is meant: a frame that begins within ``tolerance`` seconds
+    after the time counts as on the screen. The index of each clip's video must be certain of
     its times (``container_reason`` is None).
     """
 
@@ -304,8 +205,14 @@ class Timestamps(Clips):
         videos: npt.ArrayLike,
         seconds: npt.ArrayLike,
         offsets: Sequence[float] | npt.NDArray[Any] = (0.0,),
+        *,
+        tolerance: float = TOLERANCE_SECONDS,
     ) -> None:
         """Take int (clips,), float (clips,) seconds of the stream, and float (length,) seconds to add."""
+        if not 0 <= tolerance < 1:
+            text = f"tolerance is {tolerance}: want seconds from 0, a small part of a frame"
+            raise InvalidRequestError(text)
+        self._tolerance = float(tolerance)
         self._videos = as_integers("videos", videos, 1)
         self._seconds = _as_seconds("seconds", seconds)
         self._offsets = _as_seconds("offsets", offsets)
@@ -329,45 +236,11 @@ class Timestamps(Clips):
     def of(self, counts: Int64Array) -> TimeTable:
         """Return the clips; whether a video is on the screen at a time shows when the clip is read."""
         _refuse_videos(self._videos, counts)
-        return TimeTable(self._videos, self._seconds, self._offsets)
+        return TimeTable(self._videos, self._seconds, self._offsets, self._tolerance)
 
     def __repr__(self) -> str:
         """Show the shape."""
         return f"Timestamps({len(self._videos)} clips, length={self.length})"
-
-
-class TimeTable(ClipTable):
-    """Clips at times: two arrays."""
-
-    def __init__(self, videos: Int64Array, seconds: Float64Array, offsets: Float64Array) -> None:
-        """Take each clip's video and time, and the offsets within a clip."""
-        self.videos, self.seconds, self._offsets = videos, seconds, offsets
-
-    def __len__(self) -> int:
-        """Return the number of clips."""
-        return len(self.videos)
-
-    def video_of(self, clips: Int64Array) -> Int64Array:
-        """Return the number of each clip's video."""
-        return np.asarray(self.videos[clips])
-
-    def frames_of(self, clip: int, index: VideoIndex | None) -> Int64Array:
-        """Return the frames on the screen at the clip's times.
-
-        Raises:
-            FrameTimestampError: a time outside the video, or the index does not tell the frames' times.
-        """
-        start = float(self.seconds[clip])
-        if index is None or index.container_reason is not None:
-            why = "no index of it" if index is None else index.container_reason
-            text = f"clip {clip}: which frame its video shows at {start} s is not known: {why}"
-            raise FrameTimestampError(text, seconds=start, begin=math.nan, end=math.nan)
-        return np.array([index.frame_at(start + offset) for offset in self._offsets.tolist()], np.int64)
-
-    @property
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Videos and seconds."""
-        return {"videos": self.videos, "seconds": self.seconds}
 
 
 def as_integers(name: str, values: npt.ArrayLike, axes: int, columns: int | None = None) -> Int64Array:
@@ -401,6 +274,16 @@ def _as_seconds(name: str, values: npt.ArrayLike) -> Float64Array:
         text = f"{name} has the shape {array.shape}: want (n,), all finite"
         raise InvalidRequestError(text)
     return array.astype(np.float64)
+
+
+def _check_shape(**values: int) -> None:
+    """Refuse what is not positive, or so large that no video has it."""
+    for name, value in values.items():
+        check_positive(name, value)
+        limit = MAX_LENGTH if name == "length" else MAX_STEP
+        if value > limit:
+            text = f"{name} is {value}: want at most {limit}"
+            raise InvalidRequestError(text)
 
 
 def _refuse_videos(videos: Int64Array, counts: Int64Array, at: int = 0) -> None:

@@ -23,6 +23,10 @@ class Deadline:
         self._seconds = seconds
         self._moment = time.monotonic() + seconds
 
+    def renew(self) -> None:
+        """Set it anew, as many seconds from now."""
+        self._moment = time.monotonic() + self._seconds
+
     @property
     def left(self) -> float:
         """Seconds that are left, 0 where it is over."""

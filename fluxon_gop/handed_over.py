@@ -10,6 +10,7 @@ import mmap
 import multiprocessing
 import os
 import tempfile
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from multiprocessing import reduction
@@ -19,6 +20,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from fluxon_gop.errors import SourceChangedError
 
 Array = npt.NDArray[Any]
 
@@ -44,24 +47,47 @@ class HandedOver:
         if isinstance(array, np.memmap) and isinstance(base, mmap.mmap) and array.mode == "r":
             order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
             name = os.path.abspath(str(array.filename))  # noqa: PTH100 - resolve() would follow links
-            return (_map_name, (name, array.dtype.str, array.offset, array.shape, order))
+            return (_map_name, (name, _version(name), array.dtype.str, array.offset, array.shape, order))
         spawning = multiprocessing.context.get_spawning_popen() is not None
         if spawning and array.nbytes > SHARED_BYTES:
             if self._file is None:
-                # Without a name: gone with the last process that has it open.
-                self._file = tempfile.TemporaryFile(dir=_memory_folder())  # noqa: SIM115
-                self._file.write(np.ascontiguousarray(array).data)
-                self._file.flush()
+                self._file = _file_of(np.ascontiguousarray(array))
+                weakref.finalize(self, self._file.close)
             return (_map_shared, (reduction.DupFd(self._file.fileno()), array.dtype.str, array.shape))
         return (HandedOver, (np.ascontiguousarray(array),))
 
 
-def _memory_folder() -> str | None:
-    """Return a folder that lies in memory, where there is one."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - the file has no name there
+def _file_of(array: Array) -> Any:
+    """Return an open file of an array's bytes, in memory where there is room: gone with the last process that has it."""
+    for folder in ("/dev/shm", None):  # noqa: S108 - the file has no name there
+        if folder is not None and not os.access(folder, os.W_OK):
+            continue
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        try:
+            file.write(array.data)
+            file.flush()
+        except OSError:
+            # Containers often have little of it.
+            file.close()
+            if folder is None:
+                raise
+        else:
+            return file
+    raise AssertionError
 
 
-def _map_name(name: str, dtype: str, offset: int, shape: tuple[int, ...], order: Any) -> HandedOver:
+def _version(name: str) -> tuple[int, int]:
+    found = Path(name).stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _map_name(
+    name: str, version: tuple[int, int], dtype: str, offset: int, shape: tuple[int, ...], order: Any
+) -> HandedOver:
+    now = _version(name)
+    if now != version:
+        text = f"{name}: size and time are {now}, they were {version}: the file that an array is mapped from has changed"
+        raise SourceChangedError(text, source=name, expected=version, got=now)
     return HandedOver(np.memmap(name, dtype, "r", offset, shape, order))
 
 
@@ -74,53 +100,72 @@ def _map_shared(descriptor: Any, dtype: str, shape: tuple[int, ...]) -> HandedOv
     return HandedOver(np.frombuffer(mapped, dtype).reshape(shape))
 
 
+class Texts(Sequence[str]):
+    """Texts as one Arrow array; a pickle is compressed."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        """Take the texts."""
+        self._array: pa.StringArray = pa.array(texts, pa.string())
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return len(self._array)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return one text."""
+        return self._array[int(place)].as_py()
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the texts."""
+        return iter(self._array.to_pylist())
+
+    def __getstate__(self) -> tuple[bytes, bytes]:
+        """Return the texts as compressed UTF-8, and their lengths."""
+        texts = [text.encode() for text in self]
+        lengths = np.fromiter(map(len, texts), np.uint32, len(texts))
+        return zlib.compress(b"".join(texts), 1), zlib.compress(lengths.tobytes(), 1)
+
+    def __setstate__(self, state: tuple[bytes, bytes]) -> None:
+        """Build the array again."""
+        lengths = np.frombuffer(zlib.decompress(state[1]), np.uint32)
+        edges = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int32)
+        buffers = [None, pa.py_buffer(edges), pa.py_buffer(zlib.decompress(state[0]))]
+        self._array = pa.Array.from_buffers(pa.string(), len(lengths), buffers)
+
+
 class Addresses(Sequence[Any]):
-    """Videos' addresses: texts as one Arrow array, anything else as it is. A pickle of texts is compressed."""
+    """Videos' addresses: :class:`Texts` where all are, relative paths made absolute; else a list."""
 
     def __init__(self, uris: Sequence[Any]) -> None:
-        """Take addresses; relative paths are made absolute."""
-        texts = [_text_of(uri) for uri in uris]
-        known = [text for text in texts if text is not None]
-        self._texts: pa.StringArray | None = (
-            pa.array(known, pa.string()) if len(known) == len(texts) else None
+        """Take addresses."""
+        named = [_text_of(uri) for uri in uris]
+        self._held: Texts | list[Any] = (
+            Texts([name for name in named if name is not None])
+            if None not in named
+            else [uri if name is None else name for uri, name in zip(uris, named, strict=True)]
         )
-        self._objects = list(uris) if self._texts is None else []
 
     def __len__(self) -> int:
         """Return the number of videos."""
-        return len(self._objects) if self._texts is None else len(self._texts)
+        return len(self._held)
 
     def __getitem__(self, place: Any) -> Any:
         """Return a video's address."""
-        return self._objects[place] if self._texts is None else self._texts[int(place)].as_py()
+        return self._held[int(place)]
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the addresses."""
-        return iter(self._objects if self._texts is None else self._texts.to_pylist())
+        return iter(self._held)
 
     @property
-    def are_local(self) -> bool:
-        """Whether all are paths."""
-        if self._texts is None:
-            return all(isinstance(uri, str | Path) and "://" not in str(uri) for uri in self._objects)
-        return not any("://" in text and not text.startswith("file://") for text in self._texts.to_pylist())
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the texts as compressed UTF-8."""
-        if self._texts is None:
-            return {"objects": self._objects}
-        texts = [text.encode() for text in self._texts.to_pylist()]
-        lengths = np.fromiter(map(len, texts), np.uint32, len(texts))
-        return {"texts": zlib.compress(b"".join(texts), 1), "lengths": zlib.compress(lengths.tobytes(), 1)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Build the array again."""
-        self._objects, self._texts = state.get("objects", []), None
-        if "texts" in state:
-            lengths = np.frombuffer(zlib.decompress(state["lengths"]), np.uint32)
-            edges = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int32)
-            buffers = [None, pa.py_buffer(edges), pa.py_buffer(zlib.decompress(state["texts"]))]
-            self._texts = pa.Array.from_buffers(pa.string(), len(lengths), buffers)
+    def survive_a_fork(self) -> bool:
+        """Whether all can be read in a forked process whose parent has read them: paths, and sources that say so."""
+        return all(
+            ("://" not in uri or uri.startswith("file://"))
+            if isinstance(uri, str)
+            else getattr(uri, "survives_a_fork", False)
+            for uri in self._held
+        )
 
 
 def _text_of(uri: object) -> str | None:
@@ -128,5 +173,10 @@ def _text_of(uri: object) -> str | None:
         return None
     text = os.fspath(uri)
     if not isinstance(text, str) or not text or "\0" in text:
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # A file name that is no UTF-8.
         return None
     return text if "://" in text else os.path.abspath(text)  # noqa: PTH100 - resolve() would follow links

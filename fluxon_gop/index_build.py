@@ -23,6 +23,7 @@ from fluxon_gop.prefetch import Crew
 from fluxon_gop.ranges import ByteRange
 from fluxon_gop.requests import Uri
 from fluxon_gop.sources import RangeSource, open_source
+from fluxon_gop.sources.listing import can_be_listed, list_files
 from fluxon_gop.stats import ReadStats
 
 SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".3gp", ".3g2", ".m4s", ".avif"})
@@ -90,8 +91,10 @@ class BuildReport:
     stats: ReadStats = field(default_factory=ReadStats)
 
 
-def find_videos(sources: Sequence[str]) -> Iterator[str]:
-    """Yield the videos that these names stand for: files, folders (all below), globs, addresses.
+def find_videos(sources: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Yield the videos that these names stand for: files, folders (all below), globs, addresses, prefixes of buckets.
+
+    A prefix is ``s3://bucket/videos/``, with the slash; of its files, as of a folder's, those named like MP4 are taken.
 
     Local paths come out absolute, each video once.
 
@@ -101,7 +104,7 @@ def find_videos(sources: Sequence[str]) -> Iterator[str]:
     seen: set[str] = set()
     for name in sources:
         found = False
-        for video in _expand(name):
+        for video in _expand(name, storage_options):
             found = True
             if video not in seen:
                 seen.add(video)
@@ -111,7 +114,12 @@ def find_videos(sources: Sequence[str]) -> Iterator[str]:
             raise InvalidRequestError(text)
 
 
-def _expand(name: str) -> Iterator[str]:
+def _expand(name: str, storage_options: Mapping[str, Any] | None) -> Iterator[str]:
+    if can_be_listed(name):
+        for listed in list_files(name, storage_options):
+            if Path(listed.uri).suffix.lower() in SUFFIXES:
+                yield listed.uri
+        return
     if "://" in name:
         yield name
         return
@@ -126,7 +134,7 @@ def _expand(name: str) -> Iterator[str]:
         yield os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
     elif glob.has_magic(name):
         for match in sorted(glob.glob(name, recursive=True)):  # noqa: PTH207 - absolute patterns too
-            yield from _expand(match)
+            yield from _expand(match, storage_options)
     else:
         yield name
 
@@ -256,7 +264,11 @@ def build_table(
         raise InvalidRequestError(text)
     report = BuildReport()
     for built in build_indexes(
-        find_videos(sources), table, check=check, rebuild=rebuild, storage_options=storage_options
+        find_videos(sources, storage_options),
+        table,
+        check=check,
+        rebuild=rebuild,
+        storage_options=storage_options,
     ):
         report.stats.add(built.stats)
         report.skipped += built.skipped

@@ -10,14 +10,14 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 from cachetools import LRUCache
 
 from fluxon_gop import forks, index_rows
-from fluxon_gop.arrow_file import ArrowFile, LayeredRows, MemoryRows, RemoteArrowFile
+from fluxon_gop.arrow_file import ArrowFile, LayeredRows, MemoryRows, RemoteArrowFile, Rows
 from fluxon_gop.errors import (
     ClosedError,
     IndexTableError,
@@ -58,21 +58,17 @@ Row = VideoIndex | Hint | Damaged | None
 """What a look-up finds: an index, a hint, a damaged row, or nothing."""
 
 
-class _Store(Protocol):
-    """The two shapes of the table on disk."""
+class _Keys:
+    """What was read of a table's keys and signatures; shared by tables over the same rows, renewed after a write."""
 
-    def scalars(self, columns: list[str]) -> pa.Table: ...
+    def __init__(self) -> None:
+        self.scalars: pa.Table | None = None
+        self.positions: dict[Key, int] | None = None
+        self.generation = 0
 
-    def take(self, positions: list[int]) -> pa.Table: ...
-
-    @property
-    def forks_badly(self) -> bool: ...
-
-    def schema(self) -> pa.Schema | None: ...
-
-    def append(self, table: pa.Table) -> None: ...
-
-    def replace(self, table: pa.Table) -> None: ...
+    def forget(self) -> None:
+        self.scalars = self.positions = None
+        self.generation += 1
 
 
 class IndexTable:
@@ -80,7 +76,7 @@ class IndexTable:
 
     def __init__(
         self,
-        store: _Store,
+        store: Rows,
         uri: str,
         recipe: tuple[Any, ...],
         *,
@@ -93,8 +89,8 @@ class IndexTable:
         self._cache_bytes = cache_bytes
         self._lock = threading.RLock()
         self._cache: LRUCache[Key, VideoIndex] = LRUCache(cache_bytes, getsizeof=_weight)
-        self._positions: dict[Key, int] | None = None
-        self._scalars: pa.Table | None = None
+        self._keys = _Keys()
+        self._generation = 0
         self._pid = os.getpid()
         self._closed = False
         forks.watch(self)
@@ -127,7 +123,7 @@ class IndexTable:
         """
         given = os.fspath(uri)
         shown = given
-        store: _Store
+        store: Rows
         if given.startswith(("http://", "https://")):
             source = open_source(given, storage_options)
             shown = source.name
@@ -163,8 +159,7 @@ class IndexTable:
     def with_rows(self, rows: Iterable[tuple[Key, VideoIndex]]) -> IndexTable:
         """Return this table and more rows, kept in memory, which travel in a pickle; a row here hides one of its key."""
         more = MemoryRows(index_rows.encode(rows))
-        schema = self._store.schema()
-        if schema is None or not _is_full(schema):
+        if self._store.schema() is None:
             return _in_memory(more, self._cache_bytes)
         return _layered(self, more, self._cache_bytes)
 
@@ -173,8 +168,7 @@ class IndexTable:
         other = IndexTable(
             self._store, self._uri, (*self._recipe[:-1], cache_bytes), cache_bytes=cache_bytes
         )
-        with self._lock:
-            other._scalars, other._positions = self._scalars, self._positions
+        other._keys = self._keys
         return other
 
     @property
@@ -265,7 +259,7 @@ class IndexTable:
         self._closed = True
         with self._lock:
             self._cache.clear()
-            self._scalars = self._positions = None
+            self._keys = _Keys()
 
     def _write(self, batch: list[tuple[Key, VideoIndex]], write: Any) -> None:
         if not batch:
@@ -275,14 +269,12 @@ class IndexTable:
             text = f"{self.uri}: the table has only {', '.join(SWM_COLUMNS)}; build a new table"
             raise IndexTableError(text, uri=self.uri)
         write(index_rows.encode(batch))
-        with self._lock:
-            self._scalars = self._positions = None
-            for key, _ in batch:
-                self._cache.pop(key, None)
+        self._keys.forget()
 
     def _table(self) -> pa.Table:
         self._load()
-        return SCHEMA.empty_table() if self._scalars is None else self._scalars
+        scalars = self._keys.scalars
+        return SCHEMA.empty_table() if scalars is None else scalars
 
     def _load(self) -> dict[Key, int]:
         """Return key -> position; the scalars are read once."""
@@ -290,16 +282,20 @@ class IndexTable:
             text = f"{self.uri}: the index table is closed"
             raise ClosedError(text)
         with self._lock:
-            if self._positions is None:
+            if self._generation != self._keys.generation:
+                self._cache.clear()
+                self._generation = self._keys.generation
+            places = self._keys.positions
+            if places is None:
                 if self._pid != os.getpid() and self._store.forks_badly:
                     raise forked(self.uri)
                 schema = self._store.schema()
                 names = [] if schema is None else schema.names
                 have = [name for name in SCALAR_COLUMNS if name in names]
                 table = self._store.scalars(have) if have else None
-                self._scalars = table
-                self._positions = {} if table is None else positions(table)
-            return self._positions
+                places = {} if table is None else positions(table)
+                self._keys.scalars, self._keys.positions = table, places
+            return places
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the address and options; the rows are read again where they are used."""

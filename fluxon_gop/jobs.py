@@ -176,3 +176,11 @@ def landed(wave: Wave, reads: Sequence[Future[Buffer]], stats: ReadStats, starte
     for read in reads:
         read.result()
     return data
+
+
+def count_called_off(wave: Wave, reads: Sequence[Future[Buffer]], stats: ReadStats, *, sent: bool) -> None:
+    """Count a wave that nobody waits for any more: its requests that were, or with ``sent`` may have been, sent."""
+    done = [read for read in reads if read.done() and not read.cancelled() and read.exception() is None]
+    requests = len(reads) if sent else sum(not read.cancelled() for read in reads)
+    if requests:
+        stats.count_wave(wave.kind, requests, sum(len(read.result()) for read in done))

@@ -18,6 +18,23 @@ if TYPE_CHECKING:
     from lance import LanceDataset
 
 
+def open_dataset(uri: str, options: Mapping[str, Any] | None) -> LanceDataset | None:
+    """Return a data set as it is now, None where there is none.
+
+    Raises:
+        IndexTableError: it cannot be opened.
+    """
+    import lance
+
+    try:
+        return lance.dataset(uri, storage_options=dict(options) if options else None)
+    except (ValueError, OSError) as error:
+        if "not found" in str(error).lower():
+            return None
+        text = f"{uri}: cannot be opened as a Lance data set: {str(error).splitlines()[0]}"
+        raise IndexTableError(text, uri=uri) from None
+
+
 class LanceRows:
     """Rows of a Lance data set."""
 
@@ -34,15 +51,7 @@ class LanceRows:
         if self._pid != os.getpid():
             raise forked(self._uri)
         if self._dataset is None:
-            import lance
-
-            try:
-                self._dataset = lance.dataset(self._uri, storage_options=self._options)
-            except (ValueError, FileNotFoundError) as error:
-                if "not found" in str(error).lower():
-                    return None
-                text = f"{self._uri}: cannot be opened as a Lance data set: {str(error).splitlines()[0]}"
-                raise IndexTableError(text, uri=self._uri) from error
+            self._dataset = open_dataset(self._uri, self._options)
         return self._dataset
 
     def schema(self) -> pa.Schema | None:

@@ -67,6 +67,19 @@ class ClipLoader:
         """
         from torch.utils.data import DataLoader, default_collate
 
+        _check_options(
+            {
+                "batch_sampler": (
+                    batch_sampler,
+                    [batch_size != 1, shuffle, drop_last, sampler, rank, seed, world_size != 1],
+                ),
+                "sampler": (sampler, [shuffle, rank, seed, world_size != 1]),
+            },
+            options,
+        )
+        if not isinstance(dataset, ClipDataset):
+            text = f"dataset is a {type(dataset).__name__}: want a ClipDataset"  # type: ignore[unreachable]
+            raise TypeError(text)
         why = dataset.forks_badly
         if num_workers and start_method == "fork" and why is not None:
             text = f"workers cannot be forked: {why}. Use start_method='forkserver' or 'spawn'"
@@ -83,26 +96,26 @@ class ClipLoader:
                     world_size=world_size,
                     drop_last=drop_last,
                 )
-            elif shuffle:
-                text = "give a sampler or shuffle, not both"
-                raise InvalidRequestError(text)
             batch_sampler = Batches(sampler, batch_size, drop_last=drop_last)
         self.dataset = dataset
         self._batches = _From(batch_sampler)
         self._identity = {
             "clips": len(dataset),
             "batches_of_epoch": len(self._batches),
-            "seed": getattr(sampler, "seed", None),
+            "batch_size": getattr(batch_sampler, "batch_size", None),
+            "drop_last": getattr(batch_sampler, "drop_last", None),
+            **_order_of(getattr(batch_sampler, "sampler", batch_sampler)),
         }
         self._epoch = self._done = 0
         self._resumes = self._is_begun = False
         self._cost: dict[str, int | float] = {}
+        self._counted = _Counted(collate_fn or default_collate, dataset)
         self._loader: DataLoader[Any] = DataLoader(
             dataset,  # type: ignore[arg-type]
             batch_sampler=LookAhead(self._batches, num_workers, depth=look_ahead),
             num_workers=num_workers,
             multiprocessing_context=start_method if num_workers else None,
-            collate_fn=_Counted(collate_fn or default_collate, dataset),
+            collate_fn=self._counted,
             **options,
         )
 
@@ -116,17 +129,23 @@ class ClipLoader:
             self.set_epoch(self._epoch + 1)
         self._is_begun, self._resumes = True, False
         self._batches.begin(self._epoch, self._done)
+        if not self._loader.num_workers:
+            self._counted.begin()
+        self._turn = turn = object()
         for batch, cost in self._loader:
-            self._done += 1
+            if turn is self._turn:
+                self._done += 1
             for name, value in cost.items():
                 held = self._cost.get(name, 0)
                 self._cost[name] = max(held, value) if name in _PEAKS else held + value
             yield batch
-        self.set_epoch(self._epoch + 1)
+        if turn is self._turn:
+            self.set_epoch(self._epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration be of this epoch, from its start."""
-        self._epoch, self._done = int(epoch), 0
+        """Make the next iteration be of this epoch: from its start, or where a loaded state of it says."""
+        if not (self._resumes and epoch == self._epoch):
+            self._epoch, self._done, self._resumes = int(epoch), 0, False
         self._is_begun = False
 
     @property
@@ -136,7 +155,11 @@ class ClipLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader is: plain numbers, for a checkpoint. The batch last yielded counts as done."""
-        return {"epoch": self._epoch, "batches_done": self._done, **self._identity}
+        epoch, done = self._epoch, self._done
+        if done and done == len(self):
+            # Nothing of it is left.
+            epoch, done = epoch + 1, 0
+        return {"epoch": epoch, "batches_done": done, **self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another loader of the same arguments was.
@@ -144,13 +167,21 @@ class ClipLoader:
         Raises:
             InvalidRequestError: the state is of other clips, batches or another seed.
         """
+        if not isinstance(state, Mapping) or not all(  # type: ignore[redundant-expr]
+            type(state.get(name)) is int and state[name] >= 0 for name in ("epoch", "batches_done")
+        ):
+            text = f"the state is {state!r}: want what state_dict() returned"
+            raise InvalidRequestError(text)
         wrong = [name for name, value in self._identity.items() if state.get(name) != value]
         if wrong:
             text = "the state is of another loader: " + ", ".join(
                 f"{name} {state.get(name)} there, {self._identity[name]} here" for name in wrong
             )
             raise InvalidRequestError(text)
-        self._epoch, self._done = int(state["epoch"]), int(state["batches_done"])
+        if state["batches_done"] and state["batches_done"] >= len(self):
+            text = f"the state has {state['batches_done']} of {len(self)} batches done"
+            raise InvalidRequestError(text)
+        self._epoch, self._done = state["epoch"], state["batches_done"]
         self._resumes = True
 
     def cost(self) -> dict[str, int | float]:
@@ -160,6 +191,15 @@ class ClipLoader:
     def __repr__(self) -> str:
         """Show where it is."""
         return f"ClipLoader({self.dataset!r}, epoch {self._epoch}, {self._done} of {len(self)} batches)"
+
+
+def _order_of(sampler: object) -> dict[str, Any]:
+    """Return what a sampler's order rests on, as far as it tells."""
+    found = getattr(sampler, "identity", None)
+    if isinstance(found, dict):
+        return found
+    names = ("seed", "rank", "num_replicas", "shuffle")
+    return {"sampler": type(sampler).__name__, **{name: getattr(sampler, name, None) for name in names}}
 
 
 class _From:
@@ -182,11 +222,6 @@ class _From:
     def __iter__(self) -> Iterator[Sequence[int]]:
         return islice(iter(self.batches), self._skip, None)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "batches":
-            raise AttributeError(name)
-        return getattr(self.batches, name)
-
 
 class _Counted:
     """Collates a batch, in the worker that read it, and says what it cost."""
@@ -194,6 +229,10 @@ class _Counted:
     def __init__(self, collate: Callable[[list[Any]], Any], dataset: ClipDataset) -> None:
         self._collate, self._dataset = collate, dataset
         self._before: dict[str, int | float] = {}
+
+    def begin(self) -> None:
+        """Have only what is read from here on counted, where the data set is read in this process."""
+        self._before = self._dataset.cost()
 
     def __call__(self, samples: list[Any]) -> tuple[Any, dict[str, int | float]]:
         from torch.utils.data import get_worker_info
@@ -210,3 +249,23 @@ class _Counted:
     def __getstate__(self) -> dict[str, Any]:
         # The worker has the data set anyhow.
         return {"_collate": self._collate, "_dataset": None, "_before": {}}
+
+
+def _check_options(given: Mapping[str, tuple[object, list[object]]], options: Mapping[str, Any]) -> None:
+    """Refuse arguments that another one leaves without a meaning, and what would break the order of batches."""
+    for name, (value, others) in given.items():
+        if value is not None and any(other is not None and other for other in others):
+            less = "sampler, shuffle, batch_size, drop_last, " if name == "batch_sampler" else "shuffle, "
+            text = f"{name} is given: {less}seed, rank and world_size have no meaning beside it"
+            raise InvalidRequestError(text)
+    for name in ("dataset", "multiprocessing_context", "in_order"):
+        if name in options and not (name == "in_order" and options[name]):
+            text = (
+                f"{name} cannot be given: "
+                + {
+                    "dataset": "it is the first argument",
+                    "multiprocessing_context": "use start_method",
+                    "in_order": "a state tells the place in the order of batches, which have to come in order",
+                }[name]
+            )
+            raise InvalidRequestError(text)

@@ -19,38 +19,40 @@ class Begun(Protocol):
 
 
 B = TypeVar("B", bound=Begun)
-Clips = tuple[int, ...]
+Numbers = tuple[int, ...]
+"""The clips of a batch."""
 
 
 class BegunBatches(Generic[B]):
-    """The batches that a worker has begun, by their clips; each thread has its own. Thread-safe."""
+    """The batches that a worker has begun, by who asks for them and by their clips. Thread-safe."""
 
-    def __init__(self, begin: Callable[[Clips], B]) -> None:
-        """``begin`` starts a batch's reads; it runs on a thread of its own."""
-        self._begin = begin
-        self._begun: dict[tuple[int, Clips], Future[B]] = {}
+    def __init__(self) -> None:
+        """Begin nothing yet."""
+        self._begun: dict[tuple[str, Numbers], Future[B]] = {}
         self._lock = threading.Lock()
         self.hits = self.misses = self.dropped = 0
 
-    def take(self, clips: Clips) -> B | None:
+    def take(self, owner: str, clips: Numbers) -> B | None:
         """Return the batch of these clips where it was begun, else None; raises what beginning it raised."""
         with self._lock:
-            future = self._begun.pop((threading.get_ident(), clips), None)
+            future = self._begun.pop((owner, clips), None)
             self.hits += future is not None
             self.misses += future is None
         return None if future is None else future.result()
 
-    def keep_only(self, ahead: Iterable[Clips]) -> None:
-        """Begin these batches where this thread has not, and drop all others of its."""
-        me = threading.get_ident()
-        wanted = {(me, clips): clips for clips in ahead}
+    def keep_only(self, owner: str, ahead: Iterable[Numbers], begin: Callable[[Numbers], B]) -> None:
+        """Begin these batches where they are not, and drop all others of this owner.
+
+        ``begin`` starts a batch's reads; it runs on another thread: it may look up index rows first.
+        """
+        wanted = {(owner, clips): clips for clips in ahead}
         with self._lock:
             dropped = [
-                self._begun.pop(key) for key in list(self._begun) if key[0] == me and key not in wanted
+                self._begun.pop(key) for key in list(self._begun) if key[0] == owner and key not in wanted
             ]
             for key, clips in wanted.items():
                 if key not in self._begun:
-                    self._begun[key] = io_threads.pool("fluxon_gop-clips").submit(self._begin, clips)
+                    self._begun[key] = io_threads.pool("fluxon_gop-clips").submit(begin, clips)
         self._drop(dropped)
 
     def close(self) -> None:
@@ -64,9 +66,10 @@ class BegunBatches(Generic[B]):
         for future in futures:
             self.dropped += 1
             if not future.cancel():
-                future.add_done_callback(_close)
+                # Not here: closing waits for reads that have begun.
+                io_threads.pool("fluxon_gop-clips").submit(_close, future)
 
 
 def _close(future: Future[B]) -> None:
-    if not future.cancelled() and future.exception() is None:
+    if future.exception() is None:
         future.result().close()

@@ -62,7 +62,7 @@ class VideoReaderPool:
             storage_options: for the sources.
             path: "container" or "packet" to force the way of all; None chooses.
             timeout: seconds after which ``read_many`` waits for no more bytes: what is not read by then is a
-                DeadlineError. A prefetched batch's begin with ``prefetch``. None for no limit but the sources' own.
+                DeadlineError. A prefetched batch's begin when it is read. None for no limit but the sources' own.
         """
         check_timeout(timeout)
         check_positive("max_readers", max_readers)
@@ -114,6 +114,7 @@ class VideoReaderPool:
             raise InvalidRequestError(text)
         if isinstance(requests, PrefetchHandle):
             batch = requests.take(self)
+            batch.begin_reading()
         else:
             check_requests(requests)
             batch = self._batch(requests)

@@ -22,7 +22,7 @@ from fluxon_gop import threads
 from fluxon_gop.budget import Budget
 from fluxon_gop.deadline import Deadline, bound, within
 from fluxon_gop.errors import ClosedError
-from fluxon_gop.jobs import Compute, Job, Wave, group_reads, landed, read_here, read_range
+from fluxon_gop.jobs import Compute, Job, Wave, count_called_off, group_reads, landed, read_here, read_range
 from fluxon_gop.sources.range_source import Buffer, RangeGroup, group_of
 from fluxon_gop.stats import ReadStats
 
@@ -172,6 +172,8 @@ class Crew(Generic[T]):
             future.cancel()
         wait([future for future in pending if not future.cancelled()])
         for run in self._runs:
+            if run.futures and run.wave is not None:
+                count_called_off(run.wave, run.futures, run.stats, sent=run.grouped)
             run.job.close()
             self._release(run)
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError
+from fluxon_gop.model import VideoIndex
 from fluxon_gop.ranges import Int64Array
 from fluxon_gop.sources import RangeSource, SourceAddress
 from fluxon_gop.stats import ReadStats
@@ -168,6 +169,8 @@ class VideoReadResult:
     pts_seconds: npt.NDArray[np.float64] | None = None
     """float64 (frames,): when each is shown, in seconds of the stream; None where only FFmpeg's demuxer knows, or
     ``error`` is set."""
+    index: VideoIndex | None = None
+    """The index that the frames were read by; None where there is none, or ``error`` is set."""
 
     @property
     def report(self) -> str:

@@ -6,6 +6,8 @@ them.
 
 from __future__ import annotations
 
+import operator
+import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
@@ -38,8 +40,9 @@ class ClipSampler:
         drop_last: bool = False,
     ) -> None:
         """Take the number of clips, or the data set; ``rank`` of ``world_size`` processes that share an epoch."""
-        self._count = clips if isinstance(clips, int) else len(clips)
+        self._count = len(clips) if isinstance(clips, Sized) else operator.index(clips)
         check_positive("world_size", world_size)
+        rank, seed = operator.index(rank), operator.index(seed)
         if not 0 <= rank < world_size or seed < 0 or self._count < 0:
             text = f"rank {rank} of {world_size}, seed {seed}, {self._count} clips: want a rank below world_size, none negative"
             raise InvalidRequestError(text)
@@ -50,6 +53,9 @@ class ClipSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration be of this epoch."""
+        if operator.index(epoch) < 0:
+            text = f"epoch is {epoch}: epochs count from 0"
+            raise InvalidRequestError(text)
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -67,6 +73,17 @@ class ClipSampler:
             places = np.arange(start, min(start + _PART, self._share), dtype=np.int64)
             numbers = (places * self._world_size + self._rank) % self._count
             yield from (numbers if order is None else order[numbers]).tolist()
+
+    @property
+    def identity(self) -> dict[str, int | bool]:
+        """What the order rests on, but for the epoch."""
+        return {
+            "clips": self._count,
+            "shuffle": self._shuffle,
+            "seed": self.seed,
+            "rank": self._rank,
+            "world_size": self._world_size,
+        }
 
     def __repr__(self) -> str:
         """Show what the order rests on."""
@@ -100,8 +117,9 @@ class Batches:
 
 
 class AheadBatch(list[int]):
-    """A batch that knows which batches its worker reads next."""
+    """A batch that knows which batches its worker reads next, and which sampler says so."""
 
+    owner: str = ""
     ahead: tuple[tuple[int, ...], ...] = ()
 
 
@@ -122,6 +140,7 @@ class LookAhead:
         self.batches = batches
         self._turn = max(num_workers, 1)
         self._depth = depth
+        self._name = uuid.uuid4().hex
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -139,6 +158,7 @@ class LookAhead:
 
     def _first_of(self, waiting: deque[tuple[int, ...]]) -> AheadBatch:
         batch = AheadBatch(waiting[0])
+        batch.owner = self._name
         batch.ahead = tuple(
             waiting[place]
             for place in range(self._turn, self._depth * self._turn + 1, self._turn)

@@ -49,8 +49,10 @@ def columns_of(indexes: Sequence[VideoIndex | None]) -> pa.Table:
 
 
 def rows_of_columns(table: pa.Table) -> pa.Table:
-    """Return index rows of a table that has some of the four columns; all null where a row has none of them."""
+    """Return index rows of a table that has some of the four columns, null where a row has none; whole rows as they are."""
     count = table.num_rows
+    if "row_checksum" in table.column_names:
+        return table.select(SCHEMA.names)
     columns: dict[str, Any] = {name: pa.array([""] * count, pa.string()) for name in KEY_COLUMNS}
     for name in SWM_COLUMNS:
         if name in table.column_names:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import gc
+import itertools
 import pickle
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fluxon_gop as fg
+from fluxon_gop.encode import Recipe
 from fluxon_gop.samplers import AheadBatch
 from tests.media import full_decode, make
 from tools.range_server import RangeServer
@@ -69,7 +73,7 @@ def test_kinds_of_clips(paths, truth):
         samples = data.__getitems__([0, 1])
         assert [[7, 11, 15], [50, 54, 58]] == [s["frame_numbers"].tolist() for s in samples]
         _check(samples, truth)
-    with fg.ClipDataset(paths, fg.Frames([1, 3], [[9, 0, 9], [59, 58, 57]])) as data:
+    with fg.ClipDataset(paths, fg.FrameLists([1, 3], [[9, 0, 9], [59, 58, 57]])) as data:
         _check(data.__getitems__([1, 0]), truth)
     with fg.ClipDataset(paths, fg.Timestamps([1, 0], [1.0, 0.5], [-0.1, 0.0, 0.1])) as data:
         samples = data.__getitems__([0, 1])
@@ -154,12 +158,32 @@ def _until(condition, seconds=10.0):
 def test_what_is_begun_and_not_asked_for_is_dropped(server, served):
     """Another batch than the one ahead gives the begun one up, and is exact."""
     server.latency_s = 0.2
-    batch = AheadBatch([0])
-    batch.ahead = ((8,),)
+    batch, other = AheadBatch([0]), AheadBatch([16])
+    batch.ahead = ((8, 24),)
+    batch.owner = other.owner = "a sampler"
     with fg.ClipDataset(served, fg.Windows(4, 8)) as data:
         data.__getitems__(batch)
-        assert 16 == data.__getitems__([16])[0]["clip"]
+        assert 16 == data.__getitems__(other)[0]["clip"]
         assert 1 == data.cost()["look_ahead_dropped"]
+        # What was sent for nothing is counted too.
+        _until(lambda: len(server.requests) == data.cost()["media_requests"] == 4)
+
+
+def test_dropped_data_sets_leave_nothing_behind(paths):
+    """Data sets that nobody closes let go of their threads and files without the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(20):
+            data = fg.ClipDataset(paths, fg.Windows(4, 4))
+            for batch in itertools.islice(fg.LookAhead([[0, 20], [1, 21], [2, 22]]), 2):
+                data.__getitems__(batch)
+            del data
+        _until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before + 4)
+        _until(lambda: sum("ahead" in thread.name for thread in threading.enumerate()) < 4)
+    finally:
+        gc.enable()
 
 
 def test_threads_share_a_data_set(server, served, media):
@@ -227,22 +251,117 @@ def test_errors_as_asked_for(broken, media):
         assert valid.count(False) == data.cost()["masked_clips"]
 
 
+def test_a_video_that_cannot_be_read_at_the_start(media, tmp_path, caplog):
+    """raise: an error at once; skip, mask: it has no windows, is told, and the others are read; all of them: an error."""
+    bad = tmp_path / "bad.mp4"
+    bad.write_bytes(b"no video at all, but long enough to look at")
+    videos = [media["bframes"], bad, tmp_path / "gone.mp4", media["hevc"]]
+    with pytest.raises(fg.FluxonGopError):
+        fg.ClipDataset(videos, fg.Windows(30, 30))
+    for how in ({"on_error": "skip"}, {"on_error": "mask", "height": 96, "width": 128}):
+        with fg.ClipDataset(videos, fg.Windows(30, 30), **how) as data:
+            assert {1, 2} == set(data.videos.unreadable)
+            assert [0, 0, 3, 3] == [data.clip(n).video for n in range(len(data))]
+            assert np.array_equal(full_decode(media["hevc"])[30:], data[3]["frames"])
+    assert "cannot be read, its clips are left out" in caplog.text
+    with pytest.raises(fg.FluxonGopError):
+        fg.ClipDataset(videos[1:3], fg.Windows(30, 30), on_error="skip")
+
+
 def test_frames_by_time_are_refused_where_the_row_is_old(media, tmp_path):
-    """Times are looked up in the row: a file that has changed since is an error, not other frames."""
+    """Times are looked up in the row: where the file has changed and shows others then, an error, each time."""
     path = tmp_path / "a.mp4"
     path.write_bytes(media["bframes"].read_bytes())
     table = fg.IndexTable.of([(str(path), fg.build_index(path))])
-    path.write_bytes(media["hevc"].read_bytes())
-    with fg.ClipDataset([path], fg.Timestamps([0], [1.0]), index=table) as data:
-        with pytest.raises(fg.StaleIndexError):
-            data[0]
+    slow = make(tmp_path / "slow.mp4", Recipe(rate=10, options={"preset": "ultrafast", "g": "12"}))
+    path.write_bytes(slow.read_bytes())
+    with fg.ClipDataset([path], fg.Timestamps([0, 0, 0], [1.0, 0.5, 0.0]), index=table) as data:
+        for number in (0, 1, 0):
+            with pytest.raises(fg.StaleIndexError):
+                data[number]
+        # The first frame is the first one in both.
+        assert np.array_equal(full_decode(path)[[0]], data[2]["frames"])
     with fg.ClipDataset([path], fg.Pairs([[0, 25]]), index=table) as data:
         assert np.array_equal(full_decode(path)[[25]], data[0]["frames"])
 
 
+def test_a_time_that_is_a_hair_early_is_the_frames(paths, truth):
+    """Times of 32 bits, and sums of times, name the frames that they were taken from."""
+    times = (np.arange(60) / 25).astype(np.float32)
+    with fg.ClipDataset(paths[:1], fg.Timestamps(np.zeros(60, int), times)) as data:
+        assert list(range(60)) == [int(data.clip(n).frames[0]) for n in range(60)]
+    with fg.ClipDataset(paths[:1], fg.Timestamps([0], [0.1], [0.1 * n for n in range(3)])) as data:
+        assert [2, 5, 7] == data.clip(0).frames.tolist()
+
+
+def test_errors_of_times_are_treated_as_asked(paths, truth):
+    """A time outside its video leaves out, or blackens, its own clip only."""
+    clips = fg.Timestamps([0, 1, 2], [0.5, 99.0, 1.0], [0.0, 0.04])
+    with fg.ClipDataset(paths, clips, on_error="skip") as data:
+        samples = data.__getitems__([0, 1, 2])
+        assert [0, 2] == [sample["clip"] for sample in samples]
+        _check(samples, truth)
+    with fg.ClipDataset(paths, clips, on_error="mask", height=96, width=128) as data:
+        samples = data.__getitems__([0, 1, 2])
+        assert [True, False, True] == [sample["valid"] for sample in samples]
+        _check(samples[::2], truth)
+    with fg.ClipDataset(paths, clips) as data, pytest.raises(fg.FrameTimestampError):
+        data.__getitems__([0, 1, 2])
+
+
+def test_a_loop_tells_of_a_clip_beyond_its_video(paths):
+    """A clip that its video does not have ends a loop with an error, never as if there were no more."""
+    with fg.ClipDataset(paths[:2], fg.Windows(30, 30), frame_counts=[90, 60]) as data:
+        with pytest.raises(fg.FrameIndexError):
+            list(data)
+
+
+def test_a_label_is_the_samples_own(paths):
+    """Changing a sample's label changes no other's; texts of any length are labels, objects are none."""
+    labels = {"goal": np.zeros((4, 3)), "task": ["a", "b" * 5000, "c", "d"]}
+    with fg.ClipDataset(paths, fg.Windows(60), labels=labels) as data:
+        data[0]["goal"][:] = 7
+        assert not data[0]["goal"].any()
+        assert "b" * 5000 == data[1]["task"]
+        assert len(pickle.dumps(data)) < 20_000
+    with pytest.raises(fg.InvalidRequestError, match="want numbers, or texts"):
+        fg.ClipDataset(paths, fg.Windows(60), labels={"task": ["a", None, "b", "c"]})
+
+
+def test_a_video_named_twice_is_indexed_once(server):
+    """Ten names of one file are one index."""
+    server.reset()
+    with fg.ClipDataset([server.url("bframes.mp4")] * 10, fg.Windows(60)) as data:
+        assert 1 == data.videos.stats.index_builds
+        assert 10 == len(data)
+
+
+def test_the_cost_is_there_after_the_end(paths):
+    """Closed, a data set still tells what it read."""
+    with fg.ClipDataset(paths, fg.Windows(60)) as data:
+        data[0]
+    assert 1 == data.cost()["clips"]
+    assert data.cost()["media_requests"]
+
+
+def test_a_pause_is_no_timeout(server, served):
+    """The time limit of a batch that was begun ahead starts when it is asked for."""
+    batch = AheadBatch([0])
+    batch.ahead = ((8, 16, 24),)
+    batch.owner = "a sampler"
+    later = AheadBatch([8, 16, 24])
+    later.owner = "a sampler"
+    with fg.ClipDataset(served, fg.Windows(4, 8), timeout=0.5, max_batch_bytes=2000) as data:
+        data.__getitems__(batch)
+        time.sleep(0.8)
+        assert 3 == len(data.__getitems__(later))
+        assert 1 == data.cost()["look_ahead_hits"]
+
+
 def test_videos_without_a_row(media, tmp_path, caplog):
     """What the table lacks is built at the start and travels along; a file without an index is counted by reading."""
-    avi = make(tmp_path / "a.avi", fg_recipe(), count=20)
+    recipe = Recipe(codec="mpeg4", format="avi", options={"g": "12", "bf": "0"})
+    avi = make(tmp_path / "a.avi", recipe, count=20)
     table = fg.IndexTable.of([(str(media["bframes"]), fg.build_index(media["bframes"]))])
     videos = [media["bframes"], media["hevc"], avi]
     with fg.ClipDataset(videos, fg.Windows(10, 10), index=table) as data:
@@ -253,12 +372,6 @@ def test_videos_without_a_row(media, tmp_path, caplog):
         assert 0 == copy_of.cost()["head_moov_requests"] - copy_of.cost()["index_builds"]
         copy_of.close()
     assert "read through to count them" in caplog.text
-
-
-def fg_recipe():
-    from fluxon_gop.encode import Recipe
-
-    return Recipe(codec="mpeg4", format="avi", options={"g": "12", "bf": "0"})
 
 
 def test_given_counts_cost_nothing(server):

@@ -68,6 +68,14 @@ def test_pairs_are_kept_without_a_copy():
         (lambda: fg.Windows(0), ValueError),
         (lambda: fg.Windows(True), TypeError),
         (lambda: fg.Windows(2, stride=0), ValueError),
+        (lambda: fg.Windows(2**70), ValueError),
+        (lambda: fg.Windows(2, 1, 2**62), ValueError),
+        (lambda: fg.Pairs([[0, 0]], 3, 2**62), ValueError),
+        (lambda: fg.FrameLists([0], [[2**63 - 1]]).of(np.array([5])), ValueError),
+        (lambda: fg.Timestamps([0], [0.0], tolerance=-1), ValueError),
+        (lambda: fg.ClipSampler(5, rank=2, world_size=2), ValueError),
+        (lambda: fg.ClipSampler(5, rank=0.5), TypeError),
+        (lambda: fg.ClipSampler(5).set_epoch(-1), ValueError),
         (lambda: fg.Windows(2, ranges=[[0, 1], [2, 1]]).of(np.array([5, 5])), ValueError),
         (lambda: fg.Windows(2, ranges=[[0, 1]]).of(np.array([5, 5])), ValueError),
         (lambda: fg.Windows(2, ranges=[[0, 1], [0, 6]]).of(np.array([5, 5])), IndexError),
@@ -79,10 +87,10 @@ def test_pairs_are_kept_without_a_copy():
         (lambda: fg.Pairs([[0, -1]]).of(np.array([5, 5])), ValueError),
         (lambda: fg.Pairs([[0, 3]], 3).of(np.array([5, 5])), IndexError),
         (lambda: fg.Pairs(np.array([[0, 2**63]], np.uint64)), ValueError),
-        (lambda: fg.Frames([0], [[1, 2], [3, 4]]), ValueError),
-        (lambda: fg.Frames([0], [[1, 5]]).of(np.array([5])), IndexError),
-        (lambda: fg.Frames([0], [[1, -5]]).of(np.array([5])), ValueError),
-        (lambda: fg.Frames([1], [[1, 2]]).of(np.array([5])), ValueError),
+        (lambda: fg.FrameLists([0], [[1, 2], [3, 4]]), ValueError),
+        (lambda: fg.FrameLists([0], [[1, 5]]).of(np.array([5])), IndexError),
+        (lambda: fg.FrameLists([0], [[1, -5]]).of(np.array([5])), ValueError),
+        (lambda: fg.FrameLists([1], [[1, 2]]).of(np.array([5])), ValueError),
         (lambda: fg.Timestamps([0], [float("nan")]), ValueError),
         (lambda: fg.Timestamps([0, 1], [0.0]), ValueError),
         (lambda: fg.Timestamps([0], ["a"]), TypeError),
@@ -191,5 +199,10 @@ def test_a_mapped_array_travels_as_its_file(tmp_path):
     pickled = pickle.dumps(HandedOver(mapped))
     assert len(pickled) < 1000
     assert np.array_equal(pairs, pickle.loads(pickled).array)
+    np.save(tmp_path / "pairs.npy", pairs + 1)
+    with pytest.raises(fg.SourceChangedError):
+        pickle.loads(pickled)
+    np.save(tmp_path / "pairs.npy", pairs)
+    mapped = np.load(tmp_path / "pairs.npy", mmap_mode="r")
     for other in (mapped[10:], pairs, pairs[::2], np.asfortranarray(pairs)):
         assert np.array_equal(other, pickle.loads(pickle.dumps(HandedOver(other))).array)

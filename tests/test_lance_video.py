@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import json
 import shutil
@@ -92,7 +93,7 @@ def test_the_other_projects_table(others):
     """Read as it is; extended in place; appended to in its way; extended again: frames, rows and columns unchanged."""
     keys, blobs = _keys(others), _blobs(others)
     assert 6 == _all_exact(others)["built"]
-    report = fg.add_columns(others)
+    report = fg.add_index_columns(others)
     assert (6, 0, []) == (report.built, report.skipped, report.failures)
     assert report.stats.total_bytes < sum(map(len, blobs)) * 1.1
     assert keys == _keys(others)
@@ -104,7 +105,7 @@ def test_the_other_projects_table(others):
         others
     )
     assert 2 == _all_exact(others)["built"]
-    again = fg.add_columns(others)
+    again = fg.add_index_columns(others)
     assert (2, 6) == (again.built, again.skipped)
     assert 0 == _all_exact(others)["built"]
     assert [*blobs, *blobs[2:4]] == _blobs(others)
@@ -114,7 +115,7 @@ def test_the_other_projects_table(others):
 @OTHERS
 def test_a_batch_is_one_call(others, monkeypatch):
     """All episodes and views of a batch come by one read_blob_ranges call, of no more than each video's union of spans."""
-    fg.add_columns(others)
+    fg.add_index_columns(others)
     calls = []
     plain = lance.LanceDataset.read_blob_ranges
 
@@ -229,7 +230,7 @@ def test_appending_keeps_the_tables_schema(tmp_path, media, kept, stable):
         with fg.VideoReader.open(table.address(1, "a"), index=table.index) as reader:
             # The seed's columns are a hint: the movie box without the head.
             assert 1 == reader.stats().requests[fg.WaveKind.HEAD_MOOV]
-    report = fg.add_columns(uri)
+    report = fg.add_index_columns(uri)
     assert 2 == report.built
     assert 0 == _all_exact_of(uri)["built"]
 
@@ -256,7 +257,7 @@ def test_columns_of_rows_that_moved_or_went(tmp_path, media, stable):
         )
     lance.dataset(uri).delete("episode_idx in (2, 7)")
     keys = _keys(uri)
-    report = fg.add_columns(uri)
+    report = fg.add_index_columns(uri)
     assert (5, 0, 5) == (report.built, report.skipped, len(report.failures))
     assert {"NotMp4Error", "SourceNotFoundError"} == {type(error).__name__ for _, error in report.failures}
     assert keys == _keys(uri)
@@ -266,7 +267,7 @@ def test_columns_of_rows_that_moved_or_went(tmp_path, media, stable):
     # Opened before, at its version, and anew.
     _check_rows(old, media, names)
     _check_rows(fg.LanceVideoTable.open(uri), media, names)
-    assert 5 == fg.add_columns(uri).skipped
+    assert 5 == fg.add_index_columns(uri).skipped
 
 
 def _check_rows(table, media, names):
@@ -331,16 +332,28 @@ def test_writing_ends_well(tmp_path, media):
     assert [(2, "a")] == [video[:2] for video in writer.without_index]
     assert [data, b"no video at all"] == _blobs(uri)
     lance.write_dataset(pa.table({"a": [1]}), str(tmp_path / "other.lance"))
-    for open_it in (fg.LanceVideoWriter, fg.LanceVideoTable.open, fg.add_columns):
+    for open_it in (fg.LanceVideoWriter, fg.LanceVideoTable.open, fg.add_index_columns):
         with pytest.raises(fg.IndexTableError, match="no video table"):
             open_it(tmp_path / "other.lance")
 
 
 def test_a_video_named_twice_is_an_error(tmp_path, media):
-    """Which of two rows of one episode and view is meant cannot be told."""
-    with fg.LanceVideoWriter(tmp_path / "t.lance") as writer:
-        for _ in range(2):
-            writer.write(0, "a", media["bframes"].read_bytes())
+    """Which of two rows of one episode and view is meant cannot be told: not written, and not read."""
+    data = media["bframes"].read_bytes()
+    for _ in range(2):
+        writer = fg.LanceVideoWriter(tmp_path / "t.lance")
+        if not _:
+            writer.write(0, "a", data)
+        with pytest.raises(fg.InvalidRequestError, match="there already"):
+            writer.write(0, "a", data)
+        writer.close()
+    schema = lance.dataset(str(tmp_path / "t.lance")).schema
+    columns = [pa.array([0], pa.int32()), pa.array(["a"]), lance.blob_array([data])]
+    lance.write_dataset(
+        pa.table(columns, schema=pa.schema([*list(schema)[:2], lance.blob_field("video_bytes")])),
+        str(tmp_path / "t.lance"),
+        mode="append",
+    )
     with pytest.raises(fg.IndexTableError, match="rows 0 and 1"):
         fg.LanceVideoTable.open(tmp_path / "t.lance")
 
@@ -381,3 +394,82 @@ def test_workers_read_a_video_table(tmp_path, media):
                 assert np.array_equal(truth[numbers.numpy()], frames.numpy())
             seen += batch["episode_idx"].tolist()
     assert {0: 10, 1: 10, 2: 10} == {episode: seen.count(episode) for episode in range(3)}
+
+
+def test_a_table_made_again_at_the_same_place(tmp_path, media):
+    """Deleted and written anew, a table is read and extended as what it is now, in the same process."""
+    uri = tmp_path / "t.lance"
+    for name in ("bframes", "hevc"):
+        shutil.rmtree(uri, ignore_errors=True)
+        with fg.LanceVideoWriter(uri) as writer:
+            writer.write(0, "a", media[name].read_bytes())
+        assert 0 == _all_exact_of(uri)["built"]
+        lance.dataset(str(uri)).drop_columns([STRUCT_COLUMN])
+        assert 1 == fg.add_index_columns(uri).built
+        assert 0 == _all_exact_of(uri)["built"]
+
+
+def test_somebody_elses_columns_are_left_alone(tmp_path, media):
+    """A column of one of our names that is something else: not overwritten, and not taken for an index."""
+    uri = tmp_path / "t.lance"
+    schema = pa.schema(
+        [
+            pa.field("episode_idx", pa.int64()),
+            pa.field("video_key", pa.large_string()),
+            lance.blob_field("video_bytes"),
+            pa.field("moov_range", pa.list_(pa.string())),
+        ]
+    )
+    columns = [[0], ["a"], lance.blob_array([media["bframes"].read_bytes()]), [["mine", "x"]]]
+    arrays = [
+        c if isinstance(c, pa.Array) else pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)
+    ]
+    lance.write_dataset(pa.table(arrays, schema=schema), str(uri), data_storage_version="2.2")
+    for act in (fg.add_index_columns, fg.LanceVideoWriter):
+        with pytest.raises(fg.IndexTableError, match="moov_range"):
+            act(uri)
+    assert [["mine", "x"]] == lance.dataset(str(uri)).to_table(columns=["moov_range"])[
+        "moov_range"
+    ].to_pylist()
+    assert 1 == _all_exact_of(uri)["built"]
+    lance.dataset(str(uri)).drop_columns(["moov_range"])
+    with fg.LanceVideoWriter(uri) as writer:
+        writer.write(1, "a", media["hevc"].read_bytes())
+    assert [pa.int64(), pa.large_string()] == lance.dataset(str(uri)).schema.types[:2]
+    assert 2 == _all_exact_of(uri)["built"]
+
+
+def test_one_bad_row_does_not_spoil_a_table(tmp_path, media):
+    """With on_error a row without a video has no windows; its columns stay null; the others are read."""
+    uri = tmp_path / "t.lance"
+    with fg.LanceVideoWriter(uri) as writer:
+        writer.write(0, "a", media["bframes"].read_bytes())
+        writer.write(1, "a", b"no video at all")
+        writer.write(2, "a", media["hevc"].read_bytes())
+    table = fg.LanceVideoTable.open(uri)
+    with pytest.raises(fg.FluxonGopError):
+        table.clips(fg.Windows(30, 30))
+    with table.clips(fg.Windows(30, 30), on_error="skip") as data:
+        assert [0, 0, 2, 2] == [s["episode_idx"] for s in data.__getitems__(range(len(data)))]
+
+
+def test_a_version_that_is_gone_is_a_typed_error(tmp_path, media):
+    """A table that was opened, and whose version was cleaned up since."""
+    uri = tmp_path / "t.lance"
+    with fg.LanceVideoWriter(uri) as writer:
+        writer.write(0, "a", media["bframes"].read_bytes())
+    table = fg.LanceVideoTable.open(uri)
+    lance.dataset(str(uri)).delete("true")
+    with fg.LanceVideoWriter(uri) as writer:
+        writer.write(1, "a", media["bframes"].read_bytes())
+    lance.dataset(str(uri)).cleanup_old_versions(dt.timedelta(0))
+    with pytest.raises((fg.IndexTableError, fg.SourceError)):
+        table.clips(fg.Windows(30, 30))[0]
+
+
+@pytest.mark.parametrize("name", ["a b.lance", "a#b.lance", "a?b.lance", "a%20b&c.lance"])
+def test_names_of_tables(tmp_path, media, name):
+    """Whatever a folder is called."""
+    with fg.LanceVideoWriter(tmp_path / name) as writer:
+        writer.write(0, "a", media["bframes"].read_bytes())
+    assert 0 == _all_exact_of(tmp_path / name)["built"]

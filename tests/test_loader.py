@@ -106,12 +106,13 @@ def test_resuming_anywhere_is_the_same_epoch(data, truth, done):
     first, second = ([batch["clip"].tolist() for batch in whole] for _ in range(2))
     loader = fg.ClipLoader(data, 8, shuffle=True, seed=1)
     state = loader.state_dict()
-    for _ in loader:
-        if loader.state_dict()["batches_done"] <= done:
+    for read, _ in enumerate(loader, 1):
+        if read == done:
             state = loader.state_dict()
     resumed = fg.ClipLoader(data, 8, shuffle=True, seed=1)
     resumed.load_state_dict(state if done else whole.state_dict() | {"epoch": 0, "batches_done": 0})
-    assert first[done:] == [batch["clip"].tolist() for batch in resumed]
+    if done < len(whole):
+        assert first[done:] == [batch["clip"].tolist() for batch in resumed]
     assert second == [batch["clip"].tolist() for batch in resumed]
 
 
@@ -232,3 +233,44 @@ def test_a_large_list_of_pairs_is_shared_with_workers(media):
 
 def _owns(data):
     return bool(data._clips.pairs.flags.owndata)
+
+
+def test_set_epoch_keeps_a_loaded_place(data):
+    """The usual ``set_epoch`` at the top of a loop does not throw a resumed epoch's place away; another epoch's does."""
+    whole = fg.ClipLoader(data, 8, shuffle=True)
+    order = [batch["clip"].tolist() for batch in whole]
+    state = fg.ClipLoader(data, 8, shuffle=True).state_dict() | {"batches_done": 4}
+    resumed = fg.ClipLoader(data, 8, shuffle=True)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(0)
+    assert order[4:] == [batch["clip"].tolist() for batch in resumed]
+    resumed.load_state_dict(state)
+    resumed.set_epoch(1)
+    assert len(order) == sum(1 for _ in resumed)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"sampler": [1, 2], "shuffle": True},
+        {"sampler": [1, 2], "world_size": 2},
+        {"batch_sampler": [[1, 2]], "batch_size": 4},
+        {"batch_sampler": [[1, 2]], "shuffle": True},
+        {"in_order": False},
+        {"multiprocessing_context": "fork"},
+    ],
+)
+def test_arguments_without_a_meaning_are_refused(data, arguments):
+    """What another argument rules out is an error, not ignored."""
+    with pytest.raises(fg.InvalidRequestError):
+        fg.ClipLoader(data, **arguments)
+
+
+def test_only_the_loaders_own_reading_is_counted(data):
+    """What was read before a loop, or between two, is not in the loader's cost."""
+    data.__getitems__([0, 1, 2])
+    loader = fg.ClipLoader(data, 8)
+    for _ in range(2):
+        assert sum(len(batch["clip"]) for batch in loader) == len(data)
+        data[5]
+    assert 2 * len(data) == loader.cost()["clips"]

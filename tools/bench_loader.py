@@ -204,7 +204,7 @@ def cases_data(path: Path, latency: float) -> Iterator[tuple[fg.ClipDataset, Any
             ]
             data = fg.ClipDataset(
                 [f"{base}/{names[given]}" for given in paths],
-                fg.Frames(videos, frames),
+                fg.FrameLists(videos, frames),
                 height=shape[0],
                 width=shape[1],
                 transform=with_rss,

@@ -10,7 +10,9 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
+
+from cachetools import LRUCache
 
 from fluxon_gop.errors import (
     ClosedError,
@@ -24,12 +26,15 @@ from fluxon_gop.model import Signature
 from fluxon_gop.sources.one_call import OneCallGroup, OneCallSource
 from fluxon_gop.sources.range_source import Buffer, GroupRead, changed
 
+KNOWN_BLOBS = 1 << 17
+"""Versions of blobs that a process remembers of one column."""
+
 
 class LanceBlobSource(OneCallSource):
     """One blob: a row of a blob column.
 
-    The version is the blob's size with what names its bytes: the stable row id and the version of its last update,
-    where the data set has stable row ids, else data file and place.
+    The version is the blob's size with what names its bytes: the row and the data set's version where one was given;
+    else the stable row id and the version of its last update, where the data set has those; else data file and place.
     """
 
     def __init__(
@@ -67,14 +72,9 @@ class LanceBlobSource(OneCallSource):
 
     @property
     def name(self) -> str:
-        """``lance://DATASET?column=COLUMN&row=ROW``, and ``&version=VERSION`` of one that is not the newest's."""
+        """``lance://DATASET?column=COLUMN&row=ROW``, and ``&version=VERSION`` where one was given."""
         version = "" if self._version is None else f"&version={self._version}"
-        return f"{self.table_key}{version}"
-
-    @property
-    def table_key(self) -> str:
-        """The name without the version."""
-        return f"lance://{self._dataset}?column={self._column}&row={self._row}"
+        return f"lance://{self._dataset}?column={self._column}&row={self._row}{version}"
 
     @property
     def row(self) -> int:
@@ -96,7 +96,7 @@ class LanceBlobSource(OneCallSource):
     def pin(self, signature: Signature) -> None:
         """Make every read be of this version; one without etag and time, of the blob's own row, fits by its size."""
         if signature.etag is None and signature.mtime_ns is None:
-            seen = self._signature
+            seen = self._signature or self.group.known(self._row)
             if seen is not None and seen.size != signature.size:
                 raise changed(self.name, signature, seen)
             self._expected_size = signature.size
@@ -113,15 +113,14 @@ class LanceBlobSource(OneCallSource):
 def blob_of(uri: str, storage_options: Mapping[str, Any] | None) -> LanceBlobSource:
     """Return the source of ``lance://PATH?column=C&row=N``, or of ``lance+s3://...`` and the like."""
     scheme, _, rest = uri.partition("://")
-    parts = urlsplit(f"x://{rest}")
-    wanted = parse_qs(parts.query)
+    place, _, query = rest.rpartition("?")
+    wanted = parse_qs(query)
     try:
         column, row = wanted["column"][0], int(wanted["row"][0])
         version = int(wanted["version"][0]) if "version" in wanted else None
     except (KeyError, ValueError):
-        text = f"lance://{rest.split('?', 1)[0]}: want ?column=COLUMN&row=NUMBER behind the data set"
+        text = f"lance://{place or rest}: want ?column=COLUMN&row=NUMBER behind the data set"
         raise InvalidRequestError(text) from None
-    place = rest.split("?", 1)[0]
     inner = scheme.partition("+")[2]
     return LanceBlobSource(
         f"{inner}://{place}" if inner else place,
@@ -142,7 +141,7 @@ class BlobGroup(OneCallGroup):
         self._opened: Any = None
         self._stable = False
         self._born = ""
-        self._known: dict[int, Signature] = {}
+        self._known: LRUCache[int, Signature] = LRUCache(KNOWN_BLOBS)
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -169,12 +168,29 @@ class BlobGroup(OneCallGroup):
                     raise SourceNotFoundError(text, source=source.name)
             return [self._known[source.row] for source in sources]
 
+    def known(self, row: int) -> Signature | None:
+        """Return a blob's version where it was looked at already."""
+        return self._known.get(row)
+
+    def learn(self, rows: Sequence[int], descriptors: Sequence[dict[str, Any] | None]) -> None:
+        """Take what somebody has read of this column, at this version, which was given."""
+        with self._lock:
+            self._learn(rows, descriptors)
+
+    def _learn(self, rows: Sequence[int], descriptors: Sequence[dict[str, Any] | None]) -> None:
+        for row, blob in zip(rows, descriptors, strict=True):
+            if blob is not None:
+                self._known[row] = Signature(blob["size"], f"row {row} of version {self._version}")
+
     def _look(self, rows: Sequence[int]) -> None:
         """Read descriptors and row ids of these rows, no blob."""
         dataset = self.dataset()
         count = dataset.count_rows()
         rows = [row for row in rows if row < count]
         if not rows:
+            return
+        if self._version is not None:
+            self._learn(rows, dataset.take(rows, columns=[self._column]).column(self._column).to_pylist())
             return
         ids = dataset.take(
             rows, columns=["_rowid"] + (["_row_last_updated_at_version"] if self._stable else [])
@@ -303,7 +319,11 @@ def _line(error: Exception) -> str:
     return str(error).split("\n", 1)[0][:200]
 
 
-_groups: dict[tuple[str, str, int | None, str], BlobGroup] = {}
+_GroupKey = tuple[str, str, int | None, str]
+_newest: dict[_GroupKey, BlobGroup] = {}
+"""Opened at the version that was the newest then, for as long as the process lives."""
+_pinned: LRUCache[_GroupKey, BlobGroup] = LRUCache(64)
+"""Opened at a version that was asked for: opened again, they are the same."""
 _lock = threading.Lock()
 
 
@@ -318,11 +338,19 @@ os.register_at_fork(after_in_child=_new_lock)
 def group_of_blobs(dataset: str, column: str, version: int | None, options: Mapping[str, Any]) -> BlobGroup:
     """Return the process's opened data set of this version; None for the newest when it is opened."""
     key = (dataset, column, version, repr(sorted(options.items())))
+    groups = _newest if version is None else _pinned
     with _lock:
-        group = _groups.get(key)
+        group = groups.get(key)
         if group is None:
-            group = _groups[key] = BlobGroup(dataset, column, version, options)
+            group = groups[key] = BlobGroup(dataset, column, version, options)
         return group
+
+
+def forget_blobs(dataset: str) -> None:
+    """Have a data set's versions opened anew: it may have been deleted and made again since."""
+    with _lock:
+        for key in [key for key in _pinned if key[0] == dataset]:
+            del _pinned[key]
 
 
 def _reopen(

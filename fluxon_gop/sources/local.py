@@ -28,6 +28,8 @@ class LocalSource:
     unless size and mtime_ns are the same.
     """
 
+    survives_a_fork = True
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Name the file; nothing is opened yet."""
         self._path = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links

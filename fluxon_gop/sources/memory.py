@@ -13,6 +13,8 @@ from fluxon_gop.sources.range_source import Buffer, changed, check_range
 class MemorySource:
     """A file's bytes held in memory. The version is the size and a hash of the content."""
 
+    survives_a_fork = True
+
     def __init__(self, data: bytes | bytearray | memoryview, name: str | None = None) -> None:
         """Keep a read-only view of ``data``; ``name`` defaults to one made of the content's hash."""
         self._data = memoryview(data).toreadonly().cast("B")
