@@ -352,8 +352,8 @@ def _check_schema(schema: pa.Schema, uri: str) -> None:
         raise IndexTableError(text, uri=uri)
 
 
-def _decoded(row: dict[str, Any] | Hint) -> Row:
-    if isinstance(row, Hint):
+def _decoded(row: dict[str, Any] | Hint | Damaged) -> Row:
+    if isinstance(row, Hint | Damaged):
         return row
     if row["row_checksum"] is None:
         # A row of a video table that somebody else has written.

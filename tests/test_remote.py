@@ -93,7 +93,7 @@ def test_sixteen_blobs_of_eight_frames_are_one_call(folder, truth, tmp_path, mon
         )
         from fluxon_gop.sources import lance_blob
 
-        lance_blob._groups.clear()
+        lance_blob._newest.clear()
         with fg.VideoReaderPool(index=rows) as pool:
             results = pool.read_many(batch(uris, clips()))
             stats = pool.stats()
@@ -632,7 +632,7 @@ def test_a_blob_of_a_data_set_that_was_written_again_is_another_version(tmp_path
         lance.write_dataset(
             table, str(tmp_path / "t.lance"), enable_stable_row_ids=True, data_storage_version="2.2"
         )
-        lance_blob._groups.clear()
+        lance_blob._newest.clear()
         seen.append(fg.LanceBlobSource(str(tmp_path / "t.lance"), "video", 0).signature)
     assert not seen[0].fits(seen[1])
     with pytest.raises(fg.InvalidRequestError, match="'id' is no column of blobs"):
