@@ -84,3 +84,29 @@ def test_the_page_has_a_line_for_each_reader():
     assert "cannot read it: no such codec" in table.row_of(
         {"peer": "y", "runs": 0, "raised": "no such codec"}
     )
+
+
+def test_a_list_of_cases_is_read_as_it_says(media, tmp_path):
+    """Of a case, num_frames frames from start_idx to end_idx, both included, at its size; each is exact."""
+    pytest.importorskip("torch")
+    tool = _tool("bench_loader")
+    cases = tmp_path / "cases.csv"
+    rows = [
+        f"{n},{media[name]},48,64,{n},{n + 30},4" for n, name in enumerate(("bframes", "hevc", "bframes"))
+    ]
+    cases.write_text(
+        "\n".join(["idx,video_path,height,width,start_idx,end_idx,num_frames", *rows, "9,/x.mp4,1,1,0,1,2"])
+    )
+    with tool.cases_data(cases, 0) as (data, true_frames, size, _):
+        assert (3, (48, 64)) == (len(data), size)
+        assert [[0, 10, 20, 30], [1, 11, 21, 31], [2, 12, 22, 32]] == [
+            data.clip(n).frames.tolist() for n in range(3)
+        ]
+        for reader in ("fluxon_gop", "fluxon_gop without look-ahead"):
+            figures, kept = tool.run(reader, data, size, 1, 0, 1)
+            assert figures["requests_per_batch"]
+            for clips, frames in kept:
+                assert np.array_equal(true_frames(clips[0]), frames[0])
+        assert "| fluxon_gop |" in tool.as_table(
+            {"rows": [{**figures, "reader": "fluxon_gop", "latency_ms": 0, "workers": 0, "exact": True}]}
+        )

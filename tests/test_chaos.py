@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.chaos import schedules, swaps
+from tools.chaos_loader import campaign
 
 
 def test_a_sample_of_fault_schedules():
@@ -26,3 +27,22 @@ def test_a_sample_of_swapped_files():
 def test_the_whole_campaign():
     """1,000 schedules and 500 swaps."""
     assert [] == schedules(1000, 7)["bad"] + swaps(500, 7)["bad"]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_sample_of_epochs_that_are_disturbed():
+    """Workers killed, loops left, states taken up: every clip once, in order, every frame exact."""
+    pytest.importorskip("torch")
+    told = campaign(3, 1)
+    assert 3 == told["epochs"]
+    assert told["faults"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3000)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_all_epochs_that_are_disturbed():
+    """60 epochs."""
+    told = campaign(60, 11)
+    assert told["workers killed"] > 20
+    assert told["loops left"] > 20

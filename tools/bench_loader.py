@@ -20,7 +20,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -130,13 +129,14 @@ def run(
         cost = loader.cost()
         reads, nbytes = int(cost["total_requests"]), int(cost["total_bytes"])
     del loader
-    cut = statistics.quantiles(seconds, n=100)
+    cut = [float(np.percentile(seconds, share, method="higher")) for share in (50, 95, 99)]
     return {
         "reader": reader,
         "samples_per_s": round(len(seconds) * batch_size / sum(seconds), 2),
-        "p50_ms": round(cut[49] * 1e3, 1),
-        "p95_ms": round(cut[94] * 1e3, 1),
-        "p99_ms": round(cut[98] * 1e3, 1),
+        "batches": len(seconds),
+        "p50_ms": round(cut[0] * 1e3, 1),
+        "p95_ms": round(cut[1] * 1e3, 1),
+        "p99_ms": round(cut[2] * 1e3, 1),
         "requests_per_batch": round(reads / done, 2),
         "bytes_per_batch": nbytes // done,
         "rss_mb_of_each": sorted((held >> 20 for held in rss.values()), reverse=True),
@@ -217,6 +217,22 @@ def cases_data(path: Path, latency: float) -> Iterator[tuple[fg.ClipDataset, Any
             yield data, true_frames, shape[:2], 4
 
 
+def as_table(found: dict[str, Any]) -> str:
+    """Return the figures as Markdown."""
+    lines = [
+        "| latency ms | workers | reader | samples/s | p50 ms | p95 ms | p99 ms | batches | requests a batch | bytes a batch | RSS MB each | exact |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        exact = "yes" if row["exact"] else f"no: {row['mean_difference']}, {row['max_difference']}"
+        lines.append(
+            f"| {row['latency_ms']:g} | {row['workers']} | {row['reader']} | {row['samples_per_s']} | {row['p50_ms']} | {row['p95_ms']} "
+            f"| {row['p99_ms']} | {row['batches']} | {row['requests_per_batch']} | {row['bytes_per_batch']:,} "
+            f"| {', '.join(map(str, row['rss_mb_of_each']))} | {exact} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Run the grid and write JSON."""
     parser = argparse.ArgumentParser(
@@ -225,10 +241,16 @@ def main() -> int:
     parser.add_argument("--media", type=Path, default=Path("bench-media"))
     parser.add_argument("--cases", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--render", action="store_true", help="print the table of what --out holds, and run nothing"
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2, 4])
     parser.add_argument("--latency-ms", type=float, nargs="+", default=[0, 20, 50, 100])
     parser.add_argument("--batches", type=int, default=40)
     given = parser.parse_args()
+    if given.render:
+        print(as_table(json.loads(given.out.read_text())))
+        return 0
     readers = ["fluxon_gop", "fluxon_gop without look-ahead", "torchcodec, 1 MiB reads"]
     try:
         import torchcodec.decoders  # noqa: F401
@@ -243,6 +265,8 @@ def main() -> int:
                     # A run of the slow one is as long, not as many batches.
                     count = given.batches if reader.startswith("fluxon") else max(given.batches // 4, 4)
                     count = min(count, len(data) // batch_size - 2 * max(workers, 1))
+                    if count < 1:
+                        parser.error(f"{len(data)} clips are too few for {workers} workers")
                     figures, kept = run(reader, data, size, batch_size, workers, count)
                     got = [frames for _, batch in kept for frames in batch]
                     wanted = [true_frames(clip) for clips, _ in kept for clip in clips]
