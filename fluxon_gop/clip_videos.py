@@ -78,7 +78,7 @@ class ClipVideos:
 
     def key_of(self, uri: Uri) -> Key:
         """Return the key of a video in a table."""
-        if isinstance(uri, str) and self.table is not None and uri in self.table:
+        if isinstance(uri, str) and "://" not in uri:
             return uri
         source = open_source(uri, self._options)
         try:

@@ -273,11 +273,15 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def positions(table: pa.Table) -> dict[Key, int]:
-    """Return the row number of each key; the last one where a key stands twice."""
+def keys_of(table: pa.Table) -> list[Key]:
+    """Return the key of each row."""
     columns = [
         table.column(name).to_pylist() if name in table.column_names else [""] * table.num_rows
         for name in KEY_COLUMNS
     ]
-    keys: Iterable[Key] = (uri or (export, path) for uri, export, path in zip(*columns, strict=True))
-    return {key: position for position, key in enumerate(keys)}
+    return [uri or (export, path) for uri, export, path in zip(*columns, strict=True)]
+
+
+def positions(table: pa.Table) -> dict[Key, int]:
+    """Return the row number of each key; the last one where a key stands twice."""
+    return {key: position for position, key in enumerate(keys_of(table))}

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
 from cachetools import LRUCache
 
@@ -25,17 +24,16 @@ from fluxon_gop.errors import (
 )
 from fluxon_gop.index_rows import (
     INDEX_VERSION,
-    SCALAR_COLUMNS,
     SCHEMA,
     SWM_COLUMNS,
     VERSION_KEY,
     Key,
-    positions,
 )
 from fluxon_gop.lance_rows import LanceRows, forked
 from fluxon_gop.model import Signature, VideoIndex
 from fluxon_gop.ranges import ByteRange, Int64Array
 from fluxon_gop.sources import open_source
+from fluxon_gop.table_keys import TableKeys, keys_over
 
 MAX_HINT_BYTES = 512 * 1024 * 1024
 CACHE_BYTES = 256 * 1024 * 1024
@@ -58,16 +56,15 @@ Row = VideoIndex | Hint | Damaged | None
 """What a look-up finds: an index, a hint, a damaged row, or nothing."""
 
 
-class _Keys:
-    """What was read of a table's keys and signatures; shared by tables over the same rows, renewed after a write."""
+class _Shared:
+    """What finds rows by key; shared by tables over the same rows, made anew after a write."""
 
     def __init__(self) -> None:
-        self.scalars: pa.Table | None = None
-        self.positions: dict[Key, int] | None = None
+        self.keys: TableKeys | None = None
         self.generation = 0
 
     def forget(self) -> None:
-        self.scalars = self.positions = None
+        self.keys = None
         self.generation += 1
 
 
@@ -89,7 +86,7 @@ class IndexTable:
         self._cache_bytes = cache_bytes
         self._lock = threading.RLock()
         self._cache: LRUCache[Key, VideoIndex] = LRUCache(cache_bytes, getsizeof=_weight)
-        self._keys = _Keys()
+        self._shared = _Shared()
         self._generation = 0
         self._pid = os.getpid()
         self._closed = False
@@ -168,7 +165,7 @@ class IndexTable:
         other = IndexTable(
             self._store, self._uri, (*self._recipe[:-1], cache_bytes), cache_bytes=cache_bytes
         )
-        other._keys = self._keys
+        other._shared = self._shared
         return other
 
     @property
@@ -183,52 +180,50 @@ class IndexTable:
 
     def __len__(self) -> int:
         """Return the number of videos."""
-        return len(self._load())
+        return self._keys().count()
 
     def __contains__(self, key: object) -> bool:
         """Return whether there is a row for this key."""
-        return key in self._load()
+        return isinstance(key, str | tuple) and bool(self._keys().values([key], ["size"]))
 
     def keys(self) -> list[Key]:
         """Return the keys in the table's order."""
-        return list(self._load())
+        return self._keys().all()
 
     def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
-        """Return each video's number of frames, from memory; -1 where no row tells."""
-        places = self._load()
-        table = self._table()
-        if not places or "frame_count" not in table.column_names:
-            return np.full(len(keys), -1, np.int64)
-        counts = table.column("frame_count").fill_null(-1).to_numpy()
-        at = np.fromiter((places.get(key, -1) for key in keys), np.int64, len(keys))
-        return np.where(at < 0, -1, counts[at]).astype(np.int64)
+        """Return each video's number of frames; -1 where no row tells."""
+        return self._keys().frame_counts(keys)
+
+    def known(self, keys: Sequence[Key], columns: Sequence[str]) -> dict[Key, dict[str, Any]]:
+        """Return these columns of the rows that are there, by key; from memory, or by one query of a large table."""
+        return self._keys().values(keys, columns)
 
     def signature(self, key: Key) -> Signature | None:
-        """Return the signature that the row of this key was built from, from memory; None without a row."""
-        position = self._load().get(key)
-        if position is None or "size" not in (table := self._table()).column_names:
-            return None
-        row = {name: table.column(name)[position].as_py() for name in ("size", "etag", "mtime_ns")}
-        return Signature(row["size"], row["etag"], row["mtime_ns"])
+        """Return the signature that the row of this key was built from; None without a row."""
+        row = self.known([key], ["size", "etag", "mtime_ns"]).get(key)
+        return (
+            None
+            if row is None or "size" not in row
+            else Signature(row["size"], row["etag"], row["mtime_ns"])
+        )
 
     def held(self, keys: Sequence[Key]) -> list[Row] | None:
         """Return the rows where all of them are answered from memory, else None."""
-        places = self._load()
+        there = self._keys().may_hold(keys)
         with self._lock:
             rows: list[Row] = [self._cache.get(key) for key in keys]
-        if any(row is None and key in places for key, row in zip(keys, rows, strict=True)):
+        if any(row is None and key in there for key, row in zip(keys, rows, strict=True)):
             return None
         return rows
 
     def lookup(self, keys: Sequence[Key]) -> list[Row]:
         """Return a row for each key, in order; those not in memory come by one read of the table."""
-        places = self._load()
+        finder = self._keys()
         with self._lock:
             found: dict[Key, Row] = {key: self._cache.get(key) for key in keys}
-        missing = [key for key, row in found.items() if row is None and key in places]
+        missing = finder.may_hold(key for key, row in found.items() if row is None)
         if missing:
-            order = sorted(missing, key=places.__getitem__)
-            table = self._store.take([places[key] for key in order])
+            order, table = finder.rows(list(missing))
             rows = index_rows.rows_of(table) if _is_full(table.schema) else _hints(table)
             for key, row in zip(order, rows, strict=True):
                 found[key] = _decoded(row)
@@ -240,7 +235,7 @@ class IndexTable:
     def append(self, rows: Iterable[tuple[Key, VideoIndex]]) -> None:
         """Add rows in one commit. A key that is there already raises; use :meth:`replace`."""
         batch = list(rows)
-        taken = [key for key, _ in batch if key in self._load()]
+        taken = list(self.known([key for key, _ in batch], ["size"]))
         if taken or len({key for key, _ in batch}) < len(batch):
             text = (
                 f"{self.uri}: {len(taken) or 'some'} of the keys are there already or twice; use replace()"
@@ -251,7 +246,7 @@ class IndexTable:
     def replace(self, rows: Iterable[tuple[Key, VideoIndex]]) -> None:
         """Add rows, or put them in the place of those with the same key, in one commit."""
         batch = list({key: (key, index) for key, index in rows}.values())
-        old = any(key in self._load() for key, _ in batch)
+        old = bool(self.known([key for key, _ in batch], ["size"]))
         self._write(batch, self._store.replace if old else self._store.append)
 
     def close(self) -> None:
@@ -259,7 +254,7 @@ class IndexTable:
         self._closed = True
         with self._lock:
             self._cache.clear()
-            self._keys = _Keys()
+            self._shared = _Shared()
 
     def _write(self, batch: list[tuple[Key, VideoIndex]], write: Any) -> None:
         if not batch:
@@ -269,33 +264,22 @@ class IndexTable:
             text = f"{self.uri}: the table has only {', '.join(SWM_COLUMNS)}; build a new table"
             raise IndexTableError(text, uri=self.uri)
         write(index_rows.encode(batch))
-        self._keys.forget()
+        self._shared.forget()
 
-    def _table(self) -> pa.Table:
-        self._load()
-        scalars = self._keys.scalars
-        return SCHEMA.empty_table() if scalars is None else scalars
-
-    def _load(self) -> dict[Key, int]:
-        """Return key -> position; the scalars are read once."""
+    def _keys(self) -> TableKeys:
+        """Return what finds rows by key."""
         if self._closed:
             text = f"{self.uri}: the index table is closed"
             raise ClosedError(text)
         with self._lock:
-            if self._generation != self._keys.generation:
+            if self._generation != self._shared.generation:
                 self._cache.clear()
-                self._generation = self._keys.generation
-            places = self._keys.positions
-            if places is None:
+                self._generation = self._shared.generation
+            if self._shared.keys is None:
                 if self._pid != os.getpid() and self._store.forks_badly:
                     raise forked(self.uri)
-                schema = self._store.schema()
-                names = [] if schema is None else schema.names
-                have = [name for name in SCALAR_COLUMNS if name in names]
-                table = self._store.scalars(have) if have else None
-                places = {} if table is None else positions(table)
-                self._keys.scalars, self._keys.positions = table, places
-            return places
+                self._shared.keys = keys_over(self._store)
+            return self._shared.keys
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the address and options; the rows are read again where they are used."""

@@ -59,6 +59,24 @@ class LanceRows:
         dataset = self._open()
         return None if dataset is None else dataset.schema
 
+    def count(self) -> int:
+        """Return the number of rows, from the manifest."""
+        dataset = self._open()
+        return 0 if dataset is None else dataset.count_rows()
+
+    def is_indexed(self) -> bool:
+        """Return whether the data set has an index of its keys."""
+        dataset = self._open()
+        return dataset is not None and any(
+            "uri" in index.field_names for index in dataset.describe_indices()
+        )
+
+    def find(self, condition: str, columns: list[str]) -> pa.Table:
+        """Return the rows that fulfil a condition; of an indexed column without a scan."""
+        dataset = self._open()
+        assert dataset is not None
+        return dataset.to_table(columns=columns, filter=condition)
+
     def scalars(self, columns: list[str]) -> pa.Table:
         """Return these columns of all rows."""
         dataset = self._open()

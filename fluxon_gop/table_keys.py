@@ -1,0 +1,189 @@
+"""How rows are found by key: by all keys in memory, or, of a large table with an index of its keys, by a query.
+
+A query costs a few milliseconds whatever the number of rows; keys in memory cost a scan of them at the first use.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fluxon_gop.arrow_file import Rows
+from fluxon_gop.index_rows import KEY_COLUMNS, SCALAR_COLUMNS, SCHEMA, Key, keys_of, positions
+from fluxon_gop.lance_rows import LanceRows
+from fluxon_gop.ranges import Int64Array
+
+QUERIED_ROWS = 50_000
+"""Tables of so many rows are asked by query, where their keys are indexed."""
+_MANY = 2000
+"""Beyond so many keys, a scan of all is quicker than a query."""
+
+
+class TableKeys(ABC):
+    """Finds rows by key."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """Return the number of keys."""
+
+    @abstractmethod
+    def all(self) -> list[Key]:
+        """Return all keys, in the table's order."""
+
+    @abstractmethod
+    def may_hold(self, keys: Iterable[Key]) -> set[Key]:
+        """Return the keys that may have a row, from memory."""
+
+    @abstractmethod
+    def values(self, keys: Sequence[Key], columns: Sequence[str]) -> dict[Key, dict[str, Any]]:
+        """Return these columns of the rows that are there."""
+
+    @abstractmethod
+    def rows(self, keys: Sequence[Key]) -> tuple[list[Key], pa.Table]:
+        """Return the rows that are there, whole, and the key of each."""
+
+    @abstractmethod
+    def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
+        """Return each key's number of frames, -1 where no row tells."""
+
+
+def keys_over(store: Rows) -> TableKeys:
+    """Return what finds rows of this store."""
+    if isinstance(store, LanceRows) and store.count() >= QUERIED_ROWS and store.is_indexed():
+        return QueriedKeys(store)
+    return LoadedKeys(store)
+
+
+class LoadedKeys(TableKeys):
+    """All keys and signatures in memory, read once."""
+
+    def __init__(self, store: Rows) -> None:
+        """Read them."""
+        self._store = store
+        schema = store.schema()
+        names = [] if schema is None else schema.names
+        have = [name for name in SCALAR_COLUMNS if name in names]
+        self._scalars = store.scalars(have) if have else SCHEMA.empty_table().select(SCALAR_COLUMNS)
+        self._positions = positions(self._scalars)
+
+    def count(self) -> int:
+        """Return the number of keys."""
+        return len(self._positions)
+
+    def all(self) -> list[Key]:
+        """Return all keys."""
+        return list(self._positions)
+
+    def may_hold(self, keys: Iterable[Key]) -> set[Key]:
+        """Return the keys that are there."""
+        return {key for key in keys if key in self._positions}
+
+    def values(self, keys: Sequence[Key], columns: Sequence[str]) -> dict[Key, dict[str, Any]]:
+        """Return these columns, those that are no scalars by one read of the table."""
+        there = sorted(self.may_hold(keys), key=self._positions.__getitem__)
+        places = [self._positions[key] for key in there]
+        if set(columns) <= set(self._scalars.column_names):
+            found = self._scalars.take(pa.array(places, pa.int64()))
+        else:
+            found = self._store.take(places)
+        have = [name for name in columns if name in found.column_names]
+        return dict(zip(there, found.select(have).to_pylist() if have else [{} for _ in there], strict=True))
+
+    def rows(self, keys: Sequence[Key]) -> tuple[list[Key], pa.Table]:
+        """Return the rows by their places."""
+        there = sorted(self.may_hold(keys), key=self._positions.__getitem__)
+        if not there:
+            return [], SCHEMA.empty_table()
+        return there, self._store.take([self._positions[key] for key in there])
+
+    def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
+        """Return the numbers from memory."""
+        if not self._positions or "frame_count" not in self._scalars.column_names:
+            return np.full(len(keys), -1, np.int64)
+        counts = self._scalars.column("frame_count").fill_null(-1).to_numpy()
+        at = np.fromiter((self._positions.get(key, -1) for key in keys), np.int64, len(keys))
+        return np.where(at < 0, -1, counts[at]).astype(np.int64)
+
+
+class QueriedKeys(TableKeys):
+    """Nothing in memory: the table's own index of its keys is asked."""
+
+    def __init__(self, store: LanceRows) -> None:
+        """Take a store whose keys are indexed."""
+        self._store = store
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return self._store.count()
+
+    def all(self) -> list[Key]:
+        """Return all keys, by a scan."""
+        return list(dict.fromkeys(keys_of(self._store.scalars(list(KEY_COLUMNS)))))
+
+    def may_hold(self, keys: Iterable[Key]) -> set[Key]:
+        """Return all: only a query tells."""
+        return set(keys)
+
+    def values(self, keys: Sequence[Key], columns: Sequence[str]) -> dict[Key, dict[str, Any]]:
+        """Return these columns by one query."""
+        if not keys:
+            return {}
+        found = self._store.find(where(keys), [*KEY_COLUMNS, *columns])
+        return dict(zip(keys_of(found), found.select(list(columns)).to_pylist(), strict=True))
+
+    def rows(self, keys: Sequence[Key]) -> tuple[list[Key], pa.Table]:
+        """Return the rows by one query; of a key that stands twice, the last one."""
+        if not keys:
+            return [], SCHEMA.empty_table()
+        # What the query names need not be read.
+        known = [] if any(not isinstance(key, str) for key in keys) else ["export_name", "relpath"]
+        found = self._store.find(where(keys), [name for name in SCHEMA.names if name not in known])
+        for name in known:
+            found = found.append_column(SCHEMA.field(name), pa.array([""] * found.num_rows, pa.string()))
+        found = found.select(SCHEMA.names)
+        last = positions(found)
+        if len(last) < found.num_rows:
+            found = found.take(pa.array(list(last.values()), pa.int64()))
+        return list(last), found
+
+    def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
+        """Return the numbers by a query, of many by a scan of two columns."""
+        texts = all(isinstance(key, str) for key in keys)
+        if len(keys) <= _MANY or not texts:
+            found: dict[Key, dict[str, Any]] = {}
+            for at in range(0, len(keys), _MANY):
+                found |= self.values(keys[at : at + _MANY], ["frame_count"])
+            counts = [found.get(key, {}).get("frame_count") for key in keys]
+            return np.array([-1 if count is None else count for count in counts], np.int64)
+        table = self._store.scalars(["uri", "frame_count"])
+        places = pc.index_in(pa.array(keys, pa.string()), value_set=table.column("uri").combine_chunks())
+        at = places.fill_null(-1).to_numpy()
+        counts = table.column("frame_count").fill_null(-1).to_numpy()
+        return np.where(at < 0, -1, counts[at]).astype(np.int64)
+
+
+def where(keys: Sequence[Key]) -> str:
+    """Return the condition that names these keys."""
+    uris = [key for key in keys if isinstance(key, str)]
+    by_export: dict[str, list[str]] = {}
+    for export, path in (key for key in keys if not isinstance(key, str)):
+        by_export.setdefault(export, []).append(path)
+    parts = [f"uri IN ({_listed(uris)})"] if uris else []
+    parts += [
+        f"(relpath IN ({_listed(paths)}) AND export_name = {_quoted(export)})"
+        for export, paths in by_export.items()
+    ]
+    return " OR ".join(parts)
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(map(_quoted, texts))
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
