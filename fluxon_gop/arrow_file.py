@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from fluxon_gop.errors import IndexTableError, SourceNotFoundError
-from fluxon_gop.index_rows import KEY_COLUMNS, SCHEMA, positions
+from fluxon_gop.index_rows import KEY_COLUMNS, SCHEMA, Key, keys_of, positions
 from fluxon_gop.sources.range_source import Buffer, RangeSource
 from fluxon_gop.video_columns import rows_of_columns
 
@@ -48,6 +48,18 @@ class Rows(Protocol):
         """Put rows in the place of those with the same keys."""
         ...
 
+    def remove(self, keys: list[Key]) -> None:
+        """Remove the rows of these keys."""
+        ...
+
+    def overwrite(self, table: pa.Table) -> None:
+        """Put rows in the place of all."""
+        ...
+
+    def maintain(self) -> None:
+        """Have what makes look-ups quick up to date."""
+        ...
+
 
 class ReadOnlyRows(ABC):
     """Rows that cannot be written to by an index table."""
@@ -64,6 +76,18 @@ class ReadOnlyRows(ABC):
     def replace(self, table: pa.Table) -> None:
         """Refuse likewise."""
         self.append(table)
+
+    def overwrite(self, table: pa.Table) -> None:
+        """Refuse likewise."""
+        self.append(table)
+
+    def remove(self, keys: list[Key]) -> None:
+        """Refuse likewise."""
+        text = f"{len(keys)} index rows cannot be removed: {self.why()}"
+        raise IndexTableError(text)
+
+    def maintain(self) -> None:  # noqa: B027 - for those that have something to do
+        """Nothing to do."""
 
 
 class ArrowFile:
@@ -117,6 +141,20 @@ class ArrowFile:
         places = positions(old)
         kept[[places[key] for key in positions(table) if key in places]] = False
         self._write(pa.concat_tables([old.filter(pa.array(kept)), table]))
+
+    def remove(self, keys: list[Key]) -> None:
+        """Remove the rows of these keys."""
+        old = self._read()
+        if old is not None:
+            gone = set(keys)
+            self._write(old.filter(pa.array([key not in gone for key in keys_of(old)])))
+
+    def overwrite(self, table: pa.Table) -> None:
+        """Put rows in the place of all."""
+        self._write(table)
+
+    def maintain(self) -> None:
+        """Nothing to do: all is in memory."""
 
     def _write(self, table: pa.Table) -> None:
         part = self._path.with_suffix(f".{os.getpid()}.part")

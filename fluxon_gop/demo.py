@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from fluxon_gop.build_shards import Outcome
 from fluxon_gop.demo_server import DemoServer
 from fluxon_gop.encode import Recipe, write_video
 from fluxon_gop.errors import InvalidRequestError
-from fluxon_gop.index_build import build_indexes
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.picture import Strip, contact_sheet, plan_picture
@@ -33,6 +33,7 @@ from fluxon_gop.pool import VideoReaderPool
 from fluxon_gop.reference import full_decode, plain_read
 from fluxon_gop.requests import VideoReadRequest
 from fluxon_gop.sources import LocalSource
+from fluxon_gop.table_build import build_table
 
 UInt8Array = npt.NDArray[np.uint8]
 Remark = Callable[[str], None]
@@ -261,15 +262,14 @@ def _build(server: DemoServer, urls: list[str], table: IndexTable) -> tuple[dict
     """Index all files into the table; return the indexes by address, and what it cost."""
     server.reset()
     started = time.perf_counter()
-    outcomes = {built.uri: built for built in build_indexes(urls, table)}
+    outcomes: list[Outcome] = []
+    build_table(urls, table, progress=outcomes.append)
     took = time.perf_counter() - started
-    indexes = {}
-    for url in urls:
-        built = outcomes[url]
-        if built.error is not None:
-            raise built.error
-        assert built.index is not None
-        indexes[url] = built.index
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    rows = table.lookup(urls)
+    indexes = {url: row for url, row in zip(urls, rows, strict=True) if isinstance(row, VideoIndex)}
     return indexes, _way("index build", server, took)
 
 

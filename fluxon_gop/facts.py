@@ -8,34 +8,30 @@ from typing import Any
 import numpy as np
 
 from fluxon_gop.batch_plan import BatchPlan
+from fluxon_gop.build_shards import Outcome
 from fluxon_gop.errors import IndexMissingError, IndexTableError, StaleIndexError
-from fluxon_gop.index_build import Built
 from fluxon_gop.index_table import Damaged, IndexTable
 from fluxon_gop.model import Verdict, VideoIndex
-from fluxon_gop.ranges import Int64Array
 from fluxon_gop.sources import open_source
 
-LOOK_UP_ROWS = 128
-"""Rows that ``table_facts`` holds at once."""
 
-
-def outcome(built: Built) -> dict[str, Any]:
+def outcome_facts(outcome: Outcome) -> dict[str, Any]:
     """Return one video's line of a build."""
-    index, error = built.index, built.error
+    error = outcome.error
     return {
-        "uri": built.uri,
-        "status": "skipped" if built.skipped else "failed" if error else "built",
-        "frames": None if index is None or index.container_reason else index.num_frames,
-        "gops": None if index is None else len(gop_lengths(index)),
-        "requests": built.stats.total_requests,
-        "bytes": built.stats.total_bytes,
+        "uri": outcome.uri,
+        "status": outcome.status,
+        "frames": outcome.frames,
+        "gops": outcome.gops,
+        "requests": outcome.requests,
+        "bytes": outcome.nbytes,
         "error": None if error is None else {"class": type(error).__name__, "message": one_line(error)},
     }
 
 
 def video_facts(uri: str, index: VideoIndex) -> dict[str, Any]:
     """Return what ``index show`` tells of one video."""
-    lengths = gop_lengths(index)
+    lengths = index.gop_lengths
     verdicts = Counter(index.verdicts.tolist())
     seconds = (index.end_ticks - int(index.frame_pts[0])) / index.timescale if index.num_frames else 0.0
     return {
@@ -65,14 +61,6 @@ def video_facts(uri: str, index: VideoIndex) -> dict[str, Any]:
     }
 
 
-def gop_lengths(index: VideoIndex) -> Int64Array:
-    """Return the samples of each GOP: an entry point up to the next one; the stream's start is one."""
-    first, stop = index.stream
-    later = index.key_samples[(index.verdicts != Verdict.REFUSED) & (index.key_samples > first)]
-    entries = np.concatenate(([first], later[later < stop]))
-    return np.diff(np.append(entries, stop)) if stop > first else np.zeros(0, np.int64)
-
-
 def row_of(table: IndexTable, video: str) -> VideoIndex:
     """Return the table's index of a video, held against the file's version."""
     source = open_source(video)
@@ -96,28 +84,6 @@ def row_of(table: IndexTable, video: str) -> VideoIndex:
         return row
     finally:
         source.close()
-
-
-def table_facts(table: IndexTable) -> dict[str, Any]:
-    """Return what ``index show`` tells of a table."""
-    keys = table.keys()
-    paths, reasons, frames = Counter[str](), Counter[str](), 0
-    for start in range(0, len(keys), LOOK_UP_ROWS):
-        for row in table.lookup(keys[start : start + LOOK_UP_ROWS]):
-            if not isinstance(row, VideoIndex):
-                paths["damaged" if isinstance(row, Damaged) else "claims only"] += 1
-                continue
-            frames += row.num_frames
-            paths["packet" if row.container_reason is None else "container"] += 1
-            if row.container_reason is not None:
-                reasons[row.container_reason] += 1
-    return {
-        "table": table.uri,
-        "rows": len(keys),
-        "frames": frames,
-        "paths": {path: {"rows": n, "share": round(n / len(keys), 4)} for path, n in paths.most_common()},
-        "reasons": dict(reasons.most_common()),
-    }
 
 
 def plan_facts(plan: BatchPlan) -> dict[str, Any]:

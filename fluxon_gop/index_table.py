@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -232,6 +232,10 @@ class IndexTable:
                         self._cache[key] = index
         return [found[key] for key in keys]
 
+    def encoded(self, keys: Sequence[Key]) -> pa.Table:
+        """Return the rows of these keys as they are stored, those that are there."""
+        return self._keys().rows(keys)[1]
+
     def append(self, rows: Iterable[tuple[Key, VideoIndex]]) -> None:
         """Add rows in one commit. A key that is there already raises; use :meth:`replace`."""
         batch = list(rows)
@@ -241,13 +245,30 @@ class IndexTable:
                 f"{self.uri}: {len(taken) or 'some'} of the keys are there already or twice; use replace()"
             )
             raise IndexTableError(text, keys=taken)
-        self._write(batch, self._store.append)
+        self._write(index_rows.encode(batch), self._store.append)
 
     def replace(self, rows: Iterable[tuple[Key, VideoIndex]]) -> None:
         """Add rows, or put them in the place of those with the same key, in one commit."""
         batch = list({key: (key, index) for key, index in rows}.values())
         old = bool(self.known([key for key, _ in batch], ["size"]))
-        self._write(batch, self._store.replace if old else self._store.append)
+        self._write(index_rows.encode(batch), self._store.replace if old else self._store.append)
+
+    def write(self, new: pa.Table, changed: pa.Table) -> None:
+        """Add encoded rows, those of keys that are there in the place of the old ones; a commit for each kind."""
+        for rows, write in ((new, self._store.append), (changed, self._store.replace)):
+            if rows.num_rows:
+                self._write(rows, write)
+
+    def remove(self, keys: Sequence[Key]) -> None:
+        """Remove the rows of these keys, in one commit."""
+        if keys:
+            self._store.remove(list(keys))
+            self._shared.forget()
+
+    def maintain(self) -> None:
+        """Have a large table's keys indexed and its small pieces joined; readers see it before or after."""
+        self._store.maintain()
+        self._shared.forget()
 
     def close(self) -> None:
         """Let go of the cached rows; use after it raises ClosedError."""
@@ -256,14 +277,14 @@ class IndexTable:
             self._cache.clear()
             self._shared = _Shared()
 
-    def _write(self, batch: list[tuple[Key, VideoIndex]], write: Any) -> None:
-        if not batch:
+    def _write(self, rows: pa.Table, write: Callable[[pa.Table], None]) -> None:
+        if not rows.num_rows:
             return
         schema = self._store.schema()
         if schema is not None and not _is_full(schema):
             text = f"{self.uri}: the table has only {', '.join(SWM_COLUMNS)}; build a new table"
             raise IndexTableError(text, uri=self.uri)
-        write(index_rows.encode(batch))
+        write(rows)
         self._shared.forget()
 
     def _keys(self) -> TableKeys:

@@ -6,16 +6,22 @@ Lance is imported at the first use: it warns at every fork of a process that has
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from fluxon_gop.errors import ForkedProcessError, IndexTableError
-from fluxon_gop.index_rows import KEY_COLUMNS
+from fluxon_gop.index_rows import KEY_COLUMNS, Key
 
 if TYPE_CHECKING:
     from lance import LanceDataset
+
+
+MAX_FRAGMENTS = 16
+INDEXED_ROWS = 10_000
+"""Smaller tables are scanned in milliseconds."""
+_KEYS = 2000
 
 
 def open_dataset(uri: str, options: Mapping[str, Any] | None) -> LanceDataset | None:
@@ -105,6 +111,79 @@ class LanceRows:
         merge = dataset.merge_insert(list(KEY_COLUMNS))
         merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
         self._dataset = None
+
+    def overwrite(self, table: pa.Table) -> None:
+        """Put rows in the place of all, as a new version."""
+        import lance
+
+        self._dataset = lance.write_dataset(
+            table, self._uri, mode="overwrite", storage_options=self._options
+        )
+
+    def remove(self, keys: list[Key]) -> None:
+        """Remove the rows of these keys as new versions, some thousand keys each."""
+        for at in range(0, len(keys), _KEYS):
+            dataset = self._open()
+            assert dataset is not None
+            dataset.delete(where(keys[at : at + _KEYS]))
+            self._dataset = None
+
+    def maintain(self) -> None:
+        """Join small fragments, index the keys of a large table, and bring the index up to date."""
+        dataset = self._open()
+        if dataset is None or "uri" not in dataset.schema.names:
+            return
+        self._drop_twins(dataset)
+        dataset = self._open()
+        assert dataset is not None
+        if len(dataset.get_fragments()) > MAX_FRAGMENTS:
+            dataset.optimize.compact_files(target_rows_per_fragment=1 << 20)
+            self._dataset = dataset = None
+            dataset = self._open()
+        assert dataset is not None
+        if dataset.count_rows() < INDEXED_ROWS:
+            return
+        if self.is_indexed():
+            dataset.optimize.optimize_indices()
+        else:
+            for column in ("uri", "relpath"):
+                dataset.create_scalar_index(column, "BTREE")
+        self._dataset = None
+
+    def _drop_twins(self, dataset: LanceDataset) -> None:
+        """Remove all but the last row of each key: two builders at once may both have added it."""
+        keys = dataset.to_table(columns=list(KEY_COLUMNS), with_row_id=True)
+        numbered = keys.append_column("at", pa.array(range(keys.num_rows), pa.int64()))
+        last = numbered.group_by(list(KEY_COLUMNS)).aggregate([("at", "max")])
+        if last.num_rows == keys.num_rows:
+            return
+        kept = set(last.column("at_max").to_pylist())
+        twins = [row for at, row in enumerate(keys.column("_rowid").to_pylist()) if at not in kept]
+        for at in range(0, len(twins), _KEYS):
+            dataset.delete(f"_rowid IN ({', '.join(map(str, twins[at : at + _KEYS]))})")
+        self._dataset = None
+
+
+def where(keys: Sequence[Key]) -> str:
+    """Return the condition that names these keys."""
+    uris = [key for key in keys if isinstance(key, str)]
+    by_export: dict[str, list[str]] = {}
+    for export, path in (key for key in keys if not isinstance(key, str)):
+        by_export.setdefault(export, []).append(path)
+    parts = [f"uri IN ({_listed(uris)})"] if uris else []
+    parts += [
+        f"(relpath IN ({_listed(paths)}) AND export_name = {_quoted(export)})"
+        for export, paths in by_export.items()
+    ]
+    return " OR ".join(parts)
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(map(_quoted, texts))
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def forked(uri: str) -> ForkedProcessError:

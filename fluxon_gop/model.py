@@ -230,6 +230,19 @@ class VideoIndex:
         """Shown samples. It is FFmpeg's count of frames where ``container_reason`` is None."""
         return len(self.frame_sample)
 
+    @lazily
+    def gop_lengths(self) -> Int64Array:
+        """The samples of each GOP, an entry point up to the next one; the stream's start is one."""
+        first, stop = self.stream
+        later = self.key_samples[(self.verdicts != Verdict.REFUSED) & (self.key_samples > first)]
+        entries = np.concatenate(([first], later[later < stop]))
+        return np.diff(np.append(entries, stop)) if stop > first else np.zeros(0, np.int64)
+
+    @property
+    def num_gops(self) -> int:
+        """GOPs."""
+        return len(self.gop_lengths)
+
     @property
     def fourcc(self) -> str:
         """The first sample entry's type."""

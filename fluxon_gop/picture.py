@@ -14,7 +14,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from fluxon_gop.batch_plan import BatchPlan, PlannedVideo
-from fluxon_gop.model import VideoIndex
+from fluxon_gop.model import Verdict, VideoIndex
 
 UInt8Array = npt.NDArray[np.uint8]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -183,3 +183,51 @@ def _share(part: int, whole: int) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+PROVEN: Colour = (22, 163, 74)
+UNPROVEN: Colour = (202, 138, 4)
+REFUTED: Colour = (220, 38, 38)
+MAP_COLUMNS = 120
+"""Samples of a line of a GOP map."""
+
+
+def gop_map(name: str, index: VideoIndex) -> Image.Image:
+    """Return a picture of a video's GOPs: a cell a sample in decode order, key samples coloured by their verdict.
+
+    Green: proven; amber: not checked; red: refuted, so that decoding starts before it. O(samples).
+    """
+    cell, first, stop = 7, *index.stream
+    lines = max(-(-(stop - first) // MAP_COLUMNS), 1)
+    lengths = index.gop_lengths
+    font = _font(13)
+    image = Image.new(
+        "RGB", (2 * MARGIN + MAP_COLUMNS * (cell + 1), 2 * MARGIN + 44 + lines * (cell + 3)), PAPER
+    )
+    draw = ImageDraw.Draw(image)
+    draw.text((MARGIN, MARGIN), name, INK, _font(17))
+    shortest, longest = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+    text = f"{index.num_samples} samples, {len(lengths)} GOPs of {shortest} to {longest}; {MAP_COLUMNS} samples a line"
+    draw.text((MARGIN, MARGIN + 22), text, FAINT, font)
+    for sample in range(first, stop):
+        line, column = divmod(sample - first, MAP_COLUMNS)
+        left, top = MARGIN + column * (cell + 1), MARGIN + 48 + line * (cell + 3)
+        verdict = index.verdict_of(sample)
+        colour = UNREAD
+        if verdict is not None:
+            colour = {Verdict.UNCHECKED: UNPROVEN, Verdict.REFUSED: REFUTED}.get(verdict, PROVEN)
+        draw.rectangle((left, top, left + cell - 1, top + cell - 1), colour)
+    return image
+
+
+def gop_text(index: VideoIndex, *, columns: int = 64) -> str:
+    """Return the same in characters: ``#`` proven, ``?`` not checked, ``x`` refuted, ``.`` any other sample."""
+    first, stop = index.stream
+    marks = np.full(stop - first, ".", "U1")
+    for sample, verdict in zip(index.key_samples.tolist(), index.verdicts.tolist(), strict=True):
+        if first <= sample < stop:
+            marks[sample - first] = {Verdict.UNCHECKED: "?", Verdict.REFUSED: "x"}.get(
+                Verdict(verdict), "#"
+            )
+    text = "".join(marks)
+    return "\n".join(f"{first + at:8}  {text[at : at + columns]}" for at in range(0, len(text), columns))

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from fluxon_gop.arrow_file import Rows
 from fluxon_gop.index_rows import KEY_COLUMNS, SCALAR_COLUMNS, SCHEMA, Key, keys_of, positions
-from fluxon_gop.lance_rows import LanceRows
+from fluxon_gop.lance_rows import LanceRows, where
 from fluxon_gop.ranges import Int64Array
 
 QUERIED_ROWS = 50_000
@@ -87,12 +87,16 @@ class LoadedKeys(TableKeys):
         """Return these columns, those that are no scalars by one read of the table."""
         there = sorted(self.may_hold(keys), key=self._positions.__getitem__)
         places = [self._positions[key] for key in there]
+        if not there:
+            return {}
         if set(columns) <= set(self._scalars.column_names):
             found = self._scalars.take(pa.array(places, pa.int64()))
         else:
             found = self._store.take(places)
         have = [name for name in columns if name in found.column_names]
-        return dict(zip(there, found.select(have).to_pylist() if have else [{} for _ in there], strict=True))
+        return dict(
+            zip(there, found.select(have).to_pylist() if have else [{} for _ in there], strict=True)
+        )
 
     def rows(self, keys: Sequence[Key]) -> tuple[list[Key], pa.Table]:
         """Return the rows by their places."""
@@ -165,25 +169,3 @@ class QueriedKeys(TableKeys):
         at = places.fill_null(-1).to_numpy()
         counts = table.column("frame_count").fill_null(-1).to_numpy()
         return np.where(at < 0, -1, counts[at]).astype(np.int64)
-
-
-def where(keys: Sequence[Key]) -> str:
-    """Return the condition that names these keys."""
-    uris = [key for key in keys if isinstance(key, str)]
-    by_export: dict[str, list[str]] = {}
-    for export, path in (key for key in keys if not isinstance(key, str)):
-        by_export.setdefault(export, []).append(path)
-    parts = [f"uri IN ({_listed(uris)})"] if uris else []
-    parts += [
-        f"(relpath IN ({_listed(paths)}) AND export_name = {_quoted(export)})"
-        for export, paths in by_export.items()
-    ]
-    return " OR ".join(parts)
-
-
-def _listed(texts: Sequence[str]) -> str:
-    return ", ".join(map(_quoted, texts))
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -105,7 +105,18 @@ def test_build_counts_skips_and_lists_failures(folder, capsys):
         bad["bytes"],
     ) == ("failed", "NotMp4Error", 1, 8)
     total = {"requests": requests + 2, "bytes": nbytes + 8}
-    assert sums == {"table": "t.lance", "built": 1, "skipped": 1, "failed": 2, **total}
+    assert sums.pop("seconds") > 0
+    assert sums == {
+        "table": "t.lance",
+        "built": 1,
+        "skipped": 1,
+        "failed": 2,
+        "failed_before": 0,
+        "by_class": {"NotMp4Error": 1, "SourceNotFoundError": 1},
+        "deleted": 0,
+        "pruned": 0,
+        **total,
+    }
 
 
 def test_failures_come_last_on_stderr(folder, capsys):
@@ -113,7 +124,10 @@ def test_failures_come_last_on_stderr(folder, capsys):
     assert main(["index", "build", ".", "gone.mp4", "notes.txt", "--to", "t.arrow", "--check", "none"]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("t.arrow: 2 built, 0 skipped, 2 failed; ")
-    first, second = sorted(err.splitlines())
+    by_class, first, second = sorted(err.splitlines())
+    assert {"NotMp4Error 1", "SourceNotFoundError 1"} == set(
+        by_class.removeprefix("failed by class: ").split(", ")
+    )
     assert first.startswith(f"failed: NotMp4Error: {folder}/notes.txt: ")
     assert second == f"failed: SourceNotFoundError: {folder}/gone.mp4: no such file"
 
@@ -124,7 +138,7 @@ def test_progress_keeps_to_stderr(folder, capsys, monkeypatch):
     assert main(["index", "build", ".", "--to", "t.arrow", "--json"]) == 0
     out, err = capsys.readouterr()
     assert [line.get("status") for line in lines(out)] == ["built", "built", None]
-    assert "2/2" in err
+    assert "2 videos, " in err
 
 
 def test_show_tells_of_one_video(folder, table, capsys):
@@ -171,23 +185,25 @@ def test_show_tells_of_one_video(folder, table, capsys):
 def test_show_tells_of_a_table(table, capsys):
     """Without a video the table's rows, frames and shares are shown."""
     assert main(["index", "show", "--table", "t.arrow"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    out = capsys.readouterr().out.splitlines()
+    assert [
         "table:          t.arrow",
         "rows:           2",
+        "looked at:      2",
         "frames:         120",
-        "paths:          packet 2 (100%)",
-        "reasons:        -",
-    ]
-    assert main(["index", "show", "--table", "t.arrow", "--json"]) == 0
-    assert lines(capsys.readouterr().out) == [
-        {
-            "table": "t.arrow",
-            "rows": 2,
-            "frames": 120,
-            "paths": {"packet": {"rows": 2, "share": 1.0}},
-            "reasons": {},
-        }
-    ]
+    ] == out[:4]
+    assert any(
+        line.startswith("gop lengths:    min 1, median 1, ") and line.endswith("max 12") for line in out
+    )
+    assert "paths:          packet 2 (100%)" in out
+    assert out[-1].startswith("advice:         2 videos of 2 have the movie box behind the media")
+    assert main(["index", "show", "--table", "t.arrow", "--window", "12", "--json"]) == 0
+    (facts,) = lines(capsys.readouterr().out)
+    forecast = facts.pop("forecast")
+    assert 12 == forecast["window"]
+    assert 1.0 <= forecast["decoded_per_frame"] < 2.0
+    assert (facts["rows"], facts["frames"], facts["reasons"]) == (2, 120, {})
+    assert facts["paths"] == {"packet": {"rows": 2, "share": 1.0}}
 
 
 def test_show_refuses_a_row_of_another_version(folder, table, capsys):
@@ -329,7 +345,9 @@ def test_a_container_path_is_told_with_its_reason(tmp_path, media, capsys):
     (facts,) = lines(capsys.readouterr().out)
     assert ({"container": {"rows": 1, "share": 1.0}}, {reason: 1}) == (facts["paths"], facts["reasons"])
     assert main(["index", "show", "--table", table]) == 0
-    assert capsys.readouterr().out.endswith(f"container 1 (100%)\nreasons:        1 x {reason}\n")
+    out = capsys.readouterr().out
+    assert f"container 1 (100%)\nreasons:        1 x {reason}\n" in out
+    assert "go through FFmpeg's demuxer" in out
     assert main(["plan", str(path), "--frames", "3", "--json"]) == 0
     (facts,) = lines(capsys.readouterr().out)
     (video,) = facts["videos"]

@@ -224,7 +224,7 @@ class BlobGroup(OneCallGroup):
         sources: list[Any] = [read.source for read in reads]
         outcomes: list[Buffer | BaseException | None] = [None] * len(reads)
         wanted: list[tuple[int, int, int, int]] = []
-        known = dict(zip(map(id, sources), self._versions(sources), strict=True))
+        known = dict(zip(map(id, sources), self.versions(sources), strict=True))
         for n, (read, source) in enumerate(zip(reads, sources, strict=True)):
             version = known[id(source)]
             try:
@@ -262,7 +262,8 @@ class BlobGroup(OneCallGroup):
                     )
         return [SourceError("no answer") if outcome is None else outcome for outcome in outcomes]
 
-    def _versions(self, sources: Sequence[LanceBlobSource]) -> list[Signature | SourceError]:
+    def versions(self, sources: Sequence[LanceBlobSource]) -> list[Signature | SourceError]:
+        """Return each blob's version, or why it has none."""
         try:
             return list(self.signatures(sources))
         except SourceError:

@@ -20,10 +20,10 @@ WEB = frozenset({"http", "https"})
 
 
 class Listed(NamedTuple):
-    """A file as a listing tells it: its address, and the version that reading it will find."""
+    """A file as a listing tells it: its address, and the version that reading it will find, where the listing tells."""
 
     uri: str
-    signature: Signature
+    signature: Signature | None
 
 
 def can_be_listed(uri: str) -> bool:

@@ -1,0 +1,169 @@
+"""Indexing some videos, here or in another process: addresses in, encoded rows and outcomes out."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from fluxon_gop.decode_check import check_by_decoding
+from fluxon_gop.errors import FluxonGopError
+from fluxon_gop.index_build import indexes_of
+from fluxon_gop.index_rows import Key, encode
+from fluxon_gop.model import Signature, VideoIndex
+from fluxon_gop.sources import RangeSource, open_source
+from fluxon_gop.stats import ReadStats
+
+SHARD = 64
+"""Videos of a shard: their waves run together."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one video went: small, without its index."""
+
+    uri: str
+    status: str
+    """built, skipped, or failed."""
+    frames: int | None = None
+    gops: int | None = None
+    requests: int = 0
+    nbytes: int = 0
+    error: FluxonGopError | None = None
+    signature: Signature | None = None
+    """Of the file, where it was read so far."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What is built together."""
+
+    uris: tuple[str, ...]
+    known: tuple[Signature | None, ...]
+    """Of each, the version that its row in the table is of, where only reading tells whether that is the newest."""
+    check: str
+    storage_options: Mapping[str, Any] | None
+
+
+@dataclass
+class ShardDone:
+    """What came of a shard."""
+
+    rows: pa.Table
+    outcomes: list[Outcome]
+    stats: ReadStats = field(default_factory=ReadStats)
+
+
+def build_shard(shard: Shard) -> ShardDone:
+    """Index a shard's videos, 64 side by side; a failure is an outcome."""
+    parts = [
+        _build(shard, shard.uris[at : at + SHARD], shard.known[at : at + SHARD])
+        for at in range(0, len(shard.uris), SHARD)
+    ]
+    whole = ShardDone(pa.concat_tables([part.rows for part in parts]), [])
+    for part in parts:
+        whole.outcomes += part.outcomes
+        whole.stats.add(part.stats)
+    return whole
+
+
+def _build(shard: Shard, uris: Sequence[str], known_versions: Sequence[Signature | None]) -> ShardDone:
+    outcomes: list[Outcome] = []
+    rows: list[tuple[Key, VideoIndex]] = []
+    sources: list[RangeSource] = []
+    total = ReadStats()
+    try:
+        for uri, known in zip(uris, known_versions, strict=True):
+            try:
+                source = open_source(uri, shard.storage_options)
+                if known is not None and known.fits(source.signature):
+                    source.close()
+                    outcomes.append(Outcome(source.name, "skipped"))
+                    continue
+            except FluxonGopError as error:
+                outcomes.append(Outcome(uri, "failed", error=error))
+                continue
+            sources.append(source)
+        stats = [ReadStats() for _ in sources]
+        for place, found, refused in indexes_of(sources, stats, check=shard.check != "none"):
+            index, why = found, refused
+            source, one = sources[place], stats[place]
+            if index is not None and shard.check == "decode":
+                try:
+                    index = check_by_decoding(index, source, one).index
+                except FluxonGopError as wrong:
+                    index, why = None, wrong
+            if index is not None:
+                rows.append((getattr(source, "table_key", source.name), index))
+            outcomes.append(_outcome(source, index, why, one))
+            total.add(one)
+    finally:
+        for source in sources:
+            source.close()
+    return ShardDone(encode(rows), outcomes, total)
+
+
+def _outcome(
+    source: RangeSource, index: VideoIndex | None, error: FluxonGopError | None, stats: ReadStats
+) -> Outcome:
+    requests, nbytes = stats.total_requests, stats.total_bytes
+    if index is None:
+        seen = source.signature if nbytes else None
+        return Outcome(source.name, "failed", None, None, requests, nbytes, error, seen)
+    frames = None if index.container_reason else index.num_frames
+    return Outcome(source.name, "built", frames, index.num_gops, requests, nbytes, None, index.signature)
+
+
+class Engine(Protocol):
+    """Runs shards, some side by side."""
+
+    def run(self, shards: Iterable[Shard]) -> Iterator[ShardDone]:
+        """Yield what comes of the shards, in no set order; takes them as they are asked for, and not far ahead."""
+        ...
+
+
+class LocalEngine:
+    """Shards in processes of this machine, or on two threads of this one."""
+
+    def __init__(self, processes: int) -> None:
+        """Start nothing yet; 1 builds here."""
+        self._processes = processes
+
+    def run(self, shards: Iterable[Shard]) -> Iterator[ShardDone]:
+        """Keep twice as many shards under way as there are processes."""
+        if self._processes == 1:
+            with ThreadPoolExecutor(2, thread_name_prefix="fluxon_gop-build") as threads:
+                yield from in_flight(threads, shards, 2)
+            return
+        context = multiprocessing.get_context("forkserver")
+        with ProcessPoolExecutor(self._processes, mp_context=context) as pool:
+            yield from in_flight(pool, shards, 2 * self._processes)
+
+
+def in_flight(pool: Executor, shards: Iterable[Shard], limit: int) -> Iterator[ShardDone]:
+    """Run shards on an executor, up to ``limit`` at a time."""
+    running: set[Future[ShardDone]] = set()
+    pending = iter(shards)
+    try:
+        while True:
+            while len(running) < limit and (shard := next(pending, None)) is not None:
+                running.add(pool.submit(build_shard, shard))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    finally:
+        for future in running:
+            future.cancel()

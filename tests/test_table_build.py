@@ -1,0 +1,377 @@
+"""Index tables built at scale: what is listed, skipped, failed, gone; killed and resumed; by one engine or another."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import fluxon_gop as fg
+from fluxon_gop.build_shards import LocalEngine
+from fluxon_gop.cli import main
+from fluxon_gop.failed_videos import FailedVideos, uri_beside
+from fluxon_gop.index_rows import SCHEMA
+from fluxon_gop.table_build import BuildOptions, build_table, engine_of
+from fluxon_gop.table_check import verify_table
+from fluxon_gop.table_files import export_parquet, merge_tables
+from fluxon_gop.table_report import table_facts
+from fluxon_gop.video_listing import list_videos
+from tests.media import full_decode
+from tools.range_server import RangeServer
+
+NAMES = ("bframes", "hevc", "allintra", "faststart")
+
+
+@pytest.fixture
+def folder(media, tmp_path) -> Path:
+    """Twelve videos in two folders, one file that is none, one of another kind."""
+    place = tmp_path / "videos"
+    for n in range(12):
+        path = place / f"part{n % 2}" / f"{n:02}.mp4"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(media[NAMES[n % 4]], path)
+    (place / "bad.mp4").write_bytes(b"no video at all, but long enough to be looked at")
+    (place / "notes.md").write_text("nothing")
+    return place
+
+
+def contents(uri) -> list[dict]:
+    """A table's rows, without order."""
+    with fg.IndexTable.open(uri) as table:
+        rows = table.encoded(table.keys()).to_pylist()
+    return sorted(rows, key=lambda row: row["uri"])
+
+
+@pytest.mark.parametrize("name", ["t.lance", "t.arrow"])
+def test_a_build_is_incremental(folder, tmp_path, name):
+    """A second build reads nothing; a changed file is built again, a new one added, a failed one not tried again."""
+    table = fg.IndexTable.open(tmp_path / name, create=True)
+    first = build_table([str(folder)], table)
+    assert (12, 0, {"NotMp4Error": 1}) == (first.built, first.skipped, dict(first.failed))
+    assert first.stats.total_requests <= 12 * 4 + 1
+    again = build_table([str(folder)], table)
+    assert (0, 12, 0, 1) == (again.built, again.skipped, again.stats.total_requests, again.failed_before)
+    assert not again.is_whole
+    shutil.copyfile(folder / "part0" / "00.mp4", folder / "part1" / "01.mp4")
+    shutil.copyfile(folder / "part0" / "00.mp4", folder / "new.mp4")
+    third = build_table([str(folder)], table)
+    assert (2, 11) == (third.built, third.skipped)
+    assert 13 == len(table)
+    retried = build_table([str(folder)], table, BuildOptions(retry_failed=True))
+    assert {"NotMp4Error": 1} == dict(retried.failed)
+    # Mended, it is tried again by itself, and is a failure no more.
+    shutil.copyfile(folder / "part0" / "00.mp4", folder / "bad.mp4")
+    mended = build_table([str(folder)], table)
+    assert (1, True) == (mended.built, mended.is_whole)
+    assert 0 == len(FailedVideos(table.uri))
+    assert fg.IndexTable.open(tmp_path / name).keys() == table.keys()
+
+
+def test_what_is_gone_is_told_and_pruned(folder, tmp_path):
+    """Rows of deleted files are told of, and removed where asked for; of files outside the folder nothing is said."""
+    uri = str(tmp_path / "t.lance")
+    table = fg.IndexTable.open(uri, create=True)
+    build_table([str(folder / "part0"), str(folder / "part1" / "01.mp4")], table)
+    (folder / "part0" / "02.mp4").unlink()
+    (folder / "part1" / "01.mp4").unlink()
+    report = build_table([str(folder / "part0")], table)
+    assert [str(folder / "part0" / "02.mp4")] == report.deleted
+    assert (7, 0) == (len(table), report.pruned)
+    pruned = build_table([str(folder / "part0")], table, BuildOptions(prune=True))
+    assert (1, 6) == (pruned.pruned, len(table))
+    assert [] == build_table([str(folder / "part0")], table).deleted
+
+
+def test_failures_are_rows(folder, tmp_path):
+    """The table beside has address, class, message, bytes and time of each failure, for anybody to read."""
+    (folder / "short.mp4").write_bytes((folder / "part0" / "00.mp4").read_bytes()[:300])
+    table = fg.IndexTable.open(tmp_path / "t.arrow", create=True)
+    for _ in range(2):
+        build_table([str(folder), str(folder / "gone.mp4")], table, BuildOptions(retry_failed=True))
+    assert str(tmp_path / "t.failures.arrow") == uri_beside(table.uri)
+    with pa.memory_map(str(tmp_path / "t.failures.arrow")) as file:
+        rows = {Path(row["uri"]).name: row for row in pa.ipc.open_file(file).read_all().to_pylist()}
+    assert {"bad.mp4", "short.mp4", "gone.mp4"} == set(rows)
+    assert "NotMp4Error" == rows["bad.mp4"]["error_class"]
+    assert "SourceNotFoundError" == rows["gone.mp4"]["error_class"]
+    assert rows["short.mp4"]["bytes"] > 0
+    assert abs(rows["bad.mp4"]["time"].timestamp() - time.time()) < 60
+
+
+def test_lists_are_read(folder, tmp_path):
+    """Text, CSV and Parquet lists, globs and files name the same videos, each once, however often they are named."""
+    uris = [str(p) for p in sorted(folder.rglob("??.mp4"))]
+    (tmp_path / "a.txt").write_text("\n".join(["# a remark", *uris, "", uris[0]]))
+    (tmp_path / "a.csv").write_text(
+        "n,video_path\n" + "\n".join(f"{n},{uri}" for n, uri in enumerate(uris))
+    )
+    pa.parquet.write_table(pa.table({"n": range(len(uris)), "uri": uris}), tmp_path / "a.parquet")
+    for name in ("a.txt", "a.csv", "a.parquet"):
+        assert uris == [listed.uri for listed in list_videos([f"@{tmp_path / name}"])]
+    globbed = list_videos([str(folder / "part*" / "*.mp4"), str(folder), uris[3]])
+    assert [*uris, str(folder / "bad.mp4")] == sorted(
+        (listed.uri for listed in globbed), key=lambda u: ("bad" in u, u)
+    )
+    with pytest.raises(fg.SourceError, match="cannot be read as a list"):
+        list(list_videos([f"@{tmp_path / 'none.csv'}"]))
+    with pytest.raises(fg.InvalidRequestError):
+        list(list_videos([str(tmp_path / "*.none")]))
+
+
+def test_a_bucket_and_a_table_of_blobs(folder, tmp_path, s3, monkeypatch):
+    """A prefix of a bucket and a column of a Lance table: listed with versions, so that a second build reads nothing."""
+    for path in sorted(folder.rglob("*.mp4")):
+        s3.put(f"scale/{path.relative_to(folder)}", path.read_bytes())
+    options = BuildOptions(storage_options=s3.options)
+    table = fg.IndexTable.open(tmp_path / "t.lance", create=True)
+    first = build_table(["s3://videos/scale/"], table, options)
+    assert (12, {"NotMp4Error": 1}) == (first.built, dict(first.failed))
+    again = build_table(["s3://videos/scale/"], table, options)
+    assert (0, 12, 1, 0) == (again.built, again.skipped, again.failed_before, again.stats.total_requests)
+    with fg.LanceVideoWriter(tmp_path / "v.lance") as writer:
+        for n, path in enumerate(sorted(folder.rglob("??.mp4"))):
+            writer.write(n, "a", path.read_bytes())
+    blobs = fg.IndexTable.open(tmp_path / "b.lance", create=True)
+    source = f"lance://{tmp_path / 'v.lance'}?column=video_bytes"
+    assert 12 == build_table([source], blobs).built
+    assert 12 == build_table([source], blobs).skipped
+    with fg.VideoReaderPool(index=blobs) as pool:
+        (result,) = pool.read_many([fg.VideoReadRequest(f"{source}&row=0", [7])])
+        assert not result.stats.index_builds
+        assert np.array_equal(full_decode(folder / "part0" / "00.mp4")[[7]], result.array)
+
+
+def test_an_address_without_a_listing_costs_one_request(media, tmp_path):
+    """Of a file behind HTTP that has a row, one request tells whether it is the same; nothing else is read."""
+    with RangeServer(media["bframes"].parent) as server:
+        uris = [server.url(f"{name}.mp4") for name in NAMES]
+        table = fg.IndexTable.open(tmp_path / "t.lance", create=True)
+        assert 4 == build_table(uris, table).built
+        server.reset()
+        report = build_table(uris, table)
+        assert (0, 4) == (report.built, report.skipped)
+        assert 4 == len(server.requests)
+
+
+@pytest.mark.parametrize("how", ["processes", "ray"])
+def test_engines_build_the_same_table(folder, tmp_path, how):
+    """One process, several, and Ray tasks write the same rows."""
+    if how == "ray":
+        pytest.importorskip("ray")
+    plain = fg.IndexTable.open(tmp_path / "a.lance", create=True)
+    build_table([str(folder)], plain)
+    other = fg.IndexTable.open(tmp_path / "b.lance", create=True)
+    report = build_table(
+        [str(folder)], other, engine=engine_of("ray", 1) if how == "ray" else LocalEngine(2)
+    )
+    assert (12, {"NotMp4Error": 1}) == (report.built, dict(report.failed))
+    assert contents(tmp_path / "a.lance") == contents(tmp_path / "b.lance")
+    assert 12 == build_table([str(folder)], other).skipped
+    with pytest.raises(fg.InvalidRequestError):
+        engine_of("spark", 1)
+
+
+@pytest.mark.parametrize("name", ["t.lance", "t.arrow"])
+def test_a_killed_build_goes_on(folder, tmp_path, name, monkeypatch):
+    """kill -9 at some moments: the table can be read each time, has no row twice, and the resumed one is the undisturbed one."""
+    build_table([str(folder)], fg.IndexTable.open(tmp_path / f"whole-{name}", create=True))
+    draw = random.Random(name)
+    program = (
+        "import sys; import fluxon_gop.table_build as b; b.COMMIT_ROWS = 2; b.CHUNK = 3\n"
+        "import fluxon_gop.build_shards as s\n"
+        "from fluxon_gop.cli import main\n"
+        "print('ready', flush=True)\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    with RangeServer(folder, latency_s=0.02) as server:
+        uris = [server.url(str(path.relative_to(folder))) for path in sorted(folder.rglob("*.mp4"))]
+        (tmp_path / "list.txt").write_text("\n".join(uris))
+        command = [
+            sys.executable,
+            "-c",
+            program,
+            "index",
+            "build",
+            f"@{tmp_path / 'list.txt'}",
+            "--to",
+            str(tmp_path / name),
+        ]
+        for _ in range(4):
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+                assert process.stdout.readline()
+                time.sleep(draw.uniform(0.0, 0.35))
+                process.send_signal(signal.SIGKILL)
+            table = fg.IndexTable.open(tmp_path / name, create=True)
+            keys = table.keys()
+            assert len(keys) == len(set(keys)) == len(table)
+            assert all(isinstance(row, fg.VideoIndex) for row in table.lookup(keys))
+        assert 1 == subprocess.run(command, capture_output=True, check=False, timeout=60).returncode
+        got = contents(tmp_path / name)
+        wanted = contents(tmp_path / f"whole-{name}")
+        assert 12 == len(got)
+        assert [row["sample_size"] for row in wanted] == [row["sample_size"] for row in got]
+        assert 1 == len(FailedVideos(str(tmp_path / name)))
+
+
+def test_two_builders_on_one_table(folder, tmp_path):
+    """Two builds of one folder into one table at once: both end well, and each video has one row."""
+    command = [
+        sys.executable,
+        "-m",
+        "fluxon_gop",
+        "index",
+        "build",
+        str(folder),
+        "--to",
+        str(tmp_path / "t.lance"),
+        "--json",
+    ]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    for process in running:
+        out, err = process.communicate(timeout=60)
+        assert 1 == process.returncode, err
+        assert json.loads(out.splitlines()[-1])["built"] + json.loads(out.splitlines()[-1])["skipped"] == 12
+    table = fg.IndexTable.open(tmp_path / "t.lance")
+    assert 12 == build_table([str(folder)], table).skipped
+    assert 12 == len(table) == len(set(table.keys()))
+    assert all(isinstance(row, fg.VideoIndex) for row in table.lookup(table.keys()))
+
+
+def test_verify_finds_what_is_wrong(folder, tmp_path, media):
+    """Rows whose file is gone, changed, or not what the row says are found, each at its level."""
+    table = fg.IndexTable.open(tmp_path / "t.lance", create=True)
+    build_table([str(folder / "part0"), str(folder / "part1")], table)
+    for level in ("signature", "counts", "entry-points", "pixels"):
+        assert {"ok"} == {row.status for row in verify_table(table, level=level)}
+    assert 5 == len(list(verify_table(table, sample=5)))
+    (folder / "part0" / "00.mp4").unlink()
+    shutil.copyfile(media["hevc"], folder / "part0" / "04.mp4")
+    found = {Path(row.uri).name: row.status for row in verify_table(table)}
+    assert ("gone", "stale") == (found.pop("00.mp4"), found.pop("04.mp4"))
+    assert {"ok"} == set(found.values())
+    # A row of another file of the same size and time.
+    path, other = folder / "part0" / "02.mp4", folder / "part1" / "01.mp4"
+    liar = fg.IndexTable.open(tmp_path / "l.lance", create=True)
+    from dataclasses import replace
+
+    index = fg.build_index(other)
+    liar.append([(str(path), replace(index, signature=fg.build_index(path).signature))])
+    assert ["ok"] == [row.status for row in verify_table(liar)]
+    assert ["wrong"] == [row.status for row in verify_table(liar, level="counts")]
+    with pytest.raises(fg.InvalidRequestError):
+        list(verify_table(table, level="all"))
+
+
+def test_merge_and_export(folder, tmp_path):
+    """Two tables merged are the table of both; a Parquet file has its rows, readable without us."""
+    for name in ("part0", "part1", ""):
+        build_table(
+            [str(folder / name)], fg.IndexTable.open(tmp_path / f"{name or 'both'}.lance", create=True)
+        )
+    to = fg.IndexTable.open(tmp_path / "merged.lance", create=True)
+    sources = [tmp_path / "part0.lance", tmp_path / "part1.lance"]
+    assert (12, 0) == merge_tables(sources, to)
+    assert contents(tmp_path / "both.lance") == contents(tmp_path / "merged.lance")
+    assert (0, 0) == merge_tables(sources, to)
+    assert 12 == export_parquet(to, tmp_path / "t.parquet")
+    rows = pa.parquet.read_table(tmp_path / "t.parquet")
+    assert SCHEMA.names == rows.schema.names
+    assert contents(tmp_path / "both.lance") == sorted(rows.to_pylist(), key=lambda row: row["uri"])
+
+
+def test_a_table_tells_what_reading_costs(folder, tmp_path):
+    """The forecast of bytes and pictures is what planned windows cost; long GOPs are advised against."""
+    table = fg.IndexTable.open(tmp_path / "t.lance", create=True)
+    build_table([str(folder)], table)
+    facts = table_facts(table, window=8)
+    assert (12, 720, 12) == (facts["rows"], facts["frames"], facts["looked_at"])
+    assert {"min": 1, "max": 15} == {name: facts["gop_lengths"][name] for name in ("min", "max")}
+    keys = table.keys()
+    with fg.VideoReaderPool(index=table) as pool:
+        rng = np.random.default_rng(0)
+        cost = [
+            pool.explain([fg.VideoReadRequest(key, range(at, at + 8))]).nbytes / 8
+            for key in keys
+            for at in rng.integers(0, 52, 40).tolist()
+        ]
+    assert 0.75 < facts["forecast"]["bytes_per_frame"] / np.mean(cost) < 1.33
+    assert any("re-encode" in text for text in table_facts(table, window=1)["advice"])
+    assert not any("re-encode" in text for text in table_facts(table, window=24)["advice"])
+
+
+def test_the_commands(folder, tmp_path, capsys, monkeypatch):
+    """build with its switches, show with map and text, verify, merge, export: outputs and exit codes."""
+    monkeypatch.chdir(tmp_path)
+    assert 1 == main(["index", "build", "videos", "--to", "t.lance", "--processes", "1"])
+    assert "failed: NotMp4Error" in capsys.readouterr().err
+    assert 1 == main(["index", "build", "videos", "--to", "t.lance"])
+    assert "1 failed in an earlier build and have not changed" in capsys.readouterr().err
+    (folder / "bad.mp4").unlink()
+    (folder / "part0" / "00.mp4").unlink()
+    assert 0 == main(["index", "build", "videos", "--to", "t.lance", "--prune", "--json"])
+    sums = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (1, 1, 0) == (sums["deleted"], sums["pruned"], sums["failed_before"])
+    video = str(folder / "part0" / "04.mp4")
+    assert 0 == main(["index", "show", video, "--gops", "--map", "m.png"])
+    out = capsys.readouterr().out
+    assert 5 == out.count("#")
+    assert Path("m.png").stat().st_size > 500
+    assert 0 == main(["index", "verify", "t.lance", "--level", "pixels", "--sample", "2"])
+    assert "t.lance: 2 ok\n" == capsys.readouterr().out
+    Path(video).unlink()
+    assert 1 == main(["index", "verify", "t.lance", "--json"])
+    assert {"gone": 1, "ok": 10} == {
+        k: v for k, v in json.loads(capsys.readouterr().out.splitlines()[-1]).items() if k in {"ok", "gone"}
+    }
+    assert 0 == main(["index", "merge", "t.lance", "--to", "m.arrow"])
+    assert "m.arrow: 11 added, 0 replaced\n" == capsys.readouterr().out
+    assert 0 == main(["index", "export", "m.arrow", "--to", "m.parquet"])
+    assert "m.parquet: 11 rows\n" == capsys.readouterr().out
+
+
+def test_large_tables_are_asked_by_query(folder, tmp_path, monkeypatch):
+    """With an index of its keys a table is asked without loading them: the same answers, also for rows added since."""
+    from fluxon_gop import lance_rows, table_keys
+
+    monkeypatch.setattr(table_keys, "QUERIED_ROWS", 4)
+    monkeypatch.setattr(lance_rows, "INDEXED_ROWS", 4)
+    uri = tmp_path / "t.lance"
+    table = fg.IndexTable.open(uri, create=True)
+    build_table([str(folder / "part0")], table)
+    paths = sorted(folder.rglob("??.mp4"))
+    exported = [
+        (("videos", "a'b/c.mp4"), fg.build_index(paths[0])),
+        (("other", "c.mp4"), fg.build_index(paths[1])),
+    ]
+    table.append(exported)
+    build_table([str(folder / "part1")], table)
+    opened = fg.IndexTable.open(uri)
+    assert isinstance(opened._keys(), table_keys.QueriedKeys)
+    assert 14 == len(opened)
+    assert str(paths[0]) in opened
+    assert ("videos", "a'b/c.mp4") in opened
+    assert "nowhere" not in opened
+    asked = [str(paths[3]), "nowhere", ("videos", "a'b/c.mp4"), ("other", "a'b/c.mp4"), str(paths[0])]
+    rows = opened.lookup(asked)
+    assert [True, False, True, False, True] == [isinstance(row, fg.VideoIndex) for row in rows]
+    assert rows[0].same_samples(fg.build_index(paths[3]))
+    assert rows[2].same_samples(fg.build_index(paths[0]))
+    assert [60, -1, 60, -1, 60] == opened.frame_counts(asked).tolist()
+    assert set(map(str, paths)) <= set(opened.keys())
+    assert opened.signature(str(paths[0])).size == paths[0].stat().st_size
+    monkeypatch.setattr(table_keys, "_MANY", 2)
+    assert [60] * 12 == opened.frame_counts([str(path) for path in paths]).tolist()
+    with fg.VideoReaderPool(index=opened) as pool:
+        (result,) = pool.read_many([fg.VideoReadRequest(paths[5], [9])])
+        assert np.array_equal(full_decode(paths[5])[[9]], result.array)
+        assert not result.stats.index_builds
