@@ -54,6 +54,8 @@ class Shard:
     """Of each, the version that its row in the table is of, where only reading tells whether that is the newest."""
     check: str
     storage_options: Mapping[str, Any] | None
+    there: frozenset[str] = frozenset()
+    """Those that have a row in the table, which a new one replaces."""
 
 
 @dataclass
@@ -63,6 +65,8 @@ class ShardDone:
     rows: pa.Table
     outcomes: list[Outcome]
     stats: ReadStats = field(default_factory=ReadStats)
+    fragments: list[str] = field(default_factory=list)
+    """Rows that are written already, as fragments of the table which wait for their commit."""
 
 
 def build_shard(shard: Shard) -> ShardDone:

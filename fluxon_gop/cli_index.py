@@ -110,7 +110,11 @@ def index_build(
                 print_json(outcome_facts(outcome))
 
         report = build_table(
-            src, table, options, engine=engine_of(engine.value, processes or usable_cores()), progress=tell
+            src,
+            table,
+            options,
+            engine=engine_of(engine.value, processes or usable_cores(), table),
+            progress=tell,
         )
     _tell_table(to, report, failures, as_json)
     if not report.is_whole:

@@ -29,7 +29,7 @@ from fluxon_gop.index_rows import (
     VERSION_KEY,
     Key,
 )
-from fluxon_gop.lance_rows import LanceRows, forked
+from fluxon_gop.lance_rows import FragmentPlace, LanceRows, forked
 from fluxon_gop.model import Signature, VideoIndex
 from fluxon_gop.ranges import ByteRange, Int64Array
 from fluxon_gop.sources import open_source
@@ -258,6 +258,16 @@ class IndexTable:
         for rows, write in ((new, self._store.append), (changed, self._store.replace)):
             if rows.num_rows:
                 self._write(rows, write)
+
+    def fragment_place(self) -> FragmentPlace | None:
+        """Return where other processes may write the table's new rows; None where they cannot."""
+        return self._store.fragment_place() if isinstance(self._store, LanceRows) else None
+
+    def commit_fragments(self, fragments: Sequence[str]) -> None:
+        """Make rows that other processes have written part of the table, in one commit."""
+        if fragments and isinstance(self._store, LanceRows):
+            self._store.commit_fragments(fragments)
+            self._shared.forget()
 
     def remove(self, keys: Sequence[Key]) -> None:
         """Remove the rows of these keys, in one commit."""

@@ -5,14 +5,15 @@ Lance is imported at the first use: it warns at every fork of a process that has
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from fluxon_gop.errors import ForkedProcessError, IndexTableError
-from fluxon_gop.index_rows import KEY_COLUMNS, Key
+from fluxon_gop.index_rows import KEY_COLUMNS, SCHEMA, Key
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -39,6 +40,23 @@ def open_dataset(uri: str, options: Mapping[str, Any] | None) -> LanceDataset | 
             return None
         text = f"{uri}: cannot be opened as a Lance data set: {str(error).splitlines()[0]}"
         raise IndexTableError(text, uri=uri) from None
+
+
+class FragmentPlace(NamedTuple):
+    """Where a table's fragments are written, by whatever process."""
+
+    uri: str
+    options: dict[str, Any] | None
+
+
+def write_fragments(rows: pa.Table, place: FragmentPlace) -> list[str]:
+    """Write rows as fragments that are no part of the table yet; return what a commit makes them one by."""
+    if not rows.num_rows:
+        return []
+    from lance.fragment import write_fragments as write
+
+    fragments = write(rows, place.uri, mode="append", storage_options=place.options)
+    return [json.dumps(fragment.to_json()) for fragment in fragments]
 
 
 class LanceRows:
@@ -118,6 +136,26 @@ class LanceRows:
 
         self._dataset = lance.write_dataset(
             table, self._uri, mode="overwrite", storage_options=self._options
+        )
+
+    def fragment_place(self) -> FragmentPlace:
+        """Return where fragments of this table are written; the table is made where it is not there."""
+        if self._open() is None:
+            self.append(SCHEMA.empty_table())
+        return FragmentPlace(self._uri, self._options)
+
+    def commit_fragments(self, fragments: Sequence[str]) -> None:
+        """Make fragments that somebody has written part of the table, as a new version."""
+        import lance
+
+        dataset = self._open()
+        assert dataset is not None
+        found = [lance.FragmentMetadata.from_json(text) for text in fragments]
+        self._dataset = lance.LanceDataset.commit(
+            self._uri,
+            lance.LanceOperation.Append(found),
+            read_version=dataset.version,
+            storage_options=self._options,
         )
 
     def remove(self, keys: list[Key]) -> None:

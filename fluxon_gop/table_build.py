@@ -155,7 +155,8 @@ class _Build:
     def _shard(self, videos: list[tuple[str, Signature | None]]) -> Shard:
         uris, known = zip(*videos, strict=True)
         options = self._options
-        return Shard(uris, known, options.check, options.storage_options)
+        there = frozenset(uri for uri in uris if uri in self._there)
+        return Shard(uris, known, options.check, options.storage_options, there)
 
     def _wanting(self, chunk: list[Listed]) -> list[tuple[str, Signature | None]]:
         """Return the videos that have no row, or one of another version, or may have one; tell of the others."""
@@ -189,6 +190,7 @@ class _Build:
 
     def _take(self, done: ShardDone) -> None:
         report = self._report
+        self._table.commit_fragments(done.fragments)
         self._rows.append(done.rows)
         self._outcomes += done.outcomes
         report.stats.add(done.stats)
@@ -198,7 +200,7 @@ class _Build:
             if outcome.error is not None:
                 report.failed[type(outcome.error).__name__] += 1
         held = sum(rows.num_rows for rows in self._rows)
-        if held >= COMMIT_ROWS or time.monotonic() - self._committed >= COMMIT_SECONDS:
+        if held >= COMMIT_ROWS or done.fragments or time.monotonic() - self._committed >= COMMIT_SECONDS:
             self._commit()
 
     def _commit(self) -> None:
@@ -258,8 +260,8 @@ def _level(row: Mapping[str, Any]) -> int:
     return 1 if row.get("container_reason") is not None or Verdict.UNCHECKED not in found else 0
 
 
-def engine_of(name: str, processes: int) -> Engine:
-    """Return the engine of this name.
+def engine_of(name: str, processes: int, table: IndexTable) -> Engine:
+    """Return the engine of this name, for builds into a table.
 
     Raises:
         InvalidRequestError: there is none, or what it needs is not installed.
@@ -269,6 +271,6 @@ def engine_of(name: str, processes: int) -> Engine:
     if name == "ray":
         from fluxon_gop.ray_engine import RayEngine
 
-        return RayEngine()
+        return RayEngine(table)
     text = f"engine is {name!r}: want 'local' or 'ray'"
     raise InvalidRequestError(text)

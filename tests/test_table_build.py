@@ -172,13 +172,18 @@ def test_engines_build_the_same_table(folder, tmp_path, how):
     build_table([str(folder)], plain)
     other = fg.IndexTable.open(tmp_path / "b.lance", create=True)
     report = build_table(
-        [str(folder)], other, engine=engine_of("ray", 1) if how == "ray" else LocalEngine(2)
+        [str(folder)], other, engine=engine_of("ray", 1, other) if how == "ray" else LocalEngine(2)
     )
     assert (12, {"NotMp4Error": 1}) == (report.built, dict(report.failed))
     assert contents(tmp_path / "a.lance") == contents(tmp_path / "b.lance")
     assert 12 == build_table([str(folder)], other).skipped
+    shutil.copyfile(folder / "part0" / "00.mp4", folder / "part1" / "01.mp4")
+    for table in (plain, other):
+        engine = engine_of("ray", 1, table) if how == "ray" and table is other else LocalEngine(1)
+        assert 1 == build_table([str(folder)], table, engine=engine).built
+    assert contents(tmp_path / "a.lance") == contents(tmp_path / "b.lance")
     with pytest.raises(fg.InvalidRequestError):
-        engine_of("spark", 1)
+        engine_of("spark", 1, other)
 
 
 @pytest.mark.parametrize("name", ["t.lance", "t.arrow"])
