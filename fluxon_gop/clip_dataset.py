@@ -7,6 +7,7 @@ tensors are asked for.
 from __future__ import annotations
 
 import copy
+import logging
 import operator
 import os
 import threading
@@ -35,6 +36,7 @@ from fluxon_gop.index_table import IndexTable
 from fluxon_gop.look_ahead import BegunBatches
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.pool import PrefetchHandle, VideoReaderPool
+from fluxon_gop.ranges import Int64Array
 from fluxon_gop.requests import (
     VideoReadRequest,
     VideoReadResult,
@@ -44,6 +46,8 @@ from fluxon_gop.requests import (
     check_timeout,
 )
 from fluxon_gop.stats import ReadStats
+
+_log = logging.getLogger(__name__)
 
 NO_FRAMES = np.zeros(0, np.int64)
 MAX_BATCH_BYTES = 256 * 1024 * 1024
@@ -142,6 +146,7 @@ class ClipDataset:
         check_positive("row_cache_bytes", row_cache_bytes)
         self._size = (height, width)
         self._on_error = on_error
+        self._kind = repr(clips)
         self._row_cache_bytes = int(row_cache_bytes)
         self._pool_options: dict[str, Any] = {
             "max_readers": max_readers,
@@ -169,11 +174,26 @@ class ClipDataset:
         if clips.needs_counts:
             counts[list(self.videos.unreadable)] = 0
         self._clips = clips.of(counts)
+        self._tell_of_none(counts)
         self._by_time = clips.by_time
         self._length = clips.length
         self._handed: dict[str, HandedOver] = {}
         self._closed = False
         self._open_nothing()
+
+    def _tell_of_none(self, counts: Int64Array) -> None:
+        """Refuse a data set without clips; tell of videos that have none."""
+        if not self.videos.count:
+            text = "there is no video"
+            raise InvalidRequestError(text)
+        if not len(self._clips):
+            text = f"no clip: {self._kind}; the longest of {self.videos.count} videos has {int(counts.max())} frames"
+            raise InvalidRequestError(text)
+        without = self._clips.videos_without()
+        if without:
+            _log.warning(
+                "%d of %d videos are shorter than a window, and have no clip", without, self.videos.count
+            )
 
     def _open_nothing(self) -> None:
         self._pid = os.getpid()
@@ -249,17 +269,25 @@ class ClipDataset:
 
     def __getitem__(self, number: int) -> Any:
         """Return one sample: a batch of one."""
-        return self.__getitems__([number])[0]
+        samples, error = self._read([number])
+        if error is not None and not samples:
+            raise error
+        return samples[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """Return a sample for each clip, in order; their videos' bytes come in one wave.
 
         Where the numbers are a :class:`LookAhead`'s batch, the wave of the next one starts before this one decodes.
 
+        With ``on_error="skip"`` clips that cannot be read are not in it, so that it may be empty.
+
         Raises:
-            FluxonGopError: of the first clip that cannot be read, unless ``on_error`` says otherwise; then only where no
-                clip of the batch can.
+            FluxonGopError: of the first clip that cannot be read, with ``on_error="raise"``.
         """
+        return self._read(numbers)[0]
+
+    def _read(self, numbers: Sequence[int]) -> tuple[list[Any], FluxonGopError | None]:
+        """Return the samples, and the first error among them."""
         wanted = tuple(self._number(number) for number in numbers)
         ahead = tuple(tuple(map(self._number, batch)) for batch in getattr(numbers, "ahead", ()))
         owner = getattr(numbers, "owner", None)
@@ -303,7 +331,9 @@ class ClipDataset:
             batch.handle = self._opened()[0].prefetch(requests)
         return batch
 
-    def _samples(self, batch: _Batch, results: Sequence[VideoReadResult]) -> list[Any]:
+    def _samples(
+        self, batch: _Batch, results: Sequence[VideoReadResult]
+    ) -> tuple[list[Any], FluxonGopError | None]:
         views, coming = len(self.videos.views), iter(results)
         samples, first_error = [], None
         for place, clip in enumerate(batch.clips):
@@ -319,9 +349,7 @@ class ClipDataset:
             self._counts["clips"] += 1
             self._counts["masked_clips"] += error is not None
             samples.append(self._maker.sample(clip, mine, error))
-        if first_error is not None and not samples:
-            raise first_error
-        return samples
+        return samples, first_error
 
     def _error_of(self, clip: Clip, results: Sequence[VideoReadResult]) -> FluxonGopError | None:
         """Return why a clip was not read, or not by the index that told its frames."""

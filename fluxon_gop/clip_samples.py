@@ -69,6 +69,9 @@ class SampleMaker:
         self._views, self._length, self._size = views, length, size
         self._layout, self._array_type = layout, array_type
         self._transform, self._masks = transform, masks
+        if transform is not None and not callable(transform):
+            text = f"transform is a {type(transform).__name__}: want a function of a sample"  # type: ignore[unreachable]
+            raise TypeError(text)
         if labels is not None and not isinstance(labels, Mapping):
             text = f"labels is a {type(labels).__name__}: want a mapping of values by name"  # type: ignore[unreachable]
             raise TypeError(text)

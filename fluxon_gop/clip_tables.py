@@ -34,6 +34,10 @@ class ClipTable(ABC):
     def frames_of(self, clip: int, index: VideoIndex | None) -> Int64Array:
         """Return a clip's frame numbers, int64 (length,); ``index`` is the video's, where frames are named by time."""
 
+    def videos_without(self) -> int:
+        """Return how many videos have no clip though all could have some."""
+        return 0
+
     @property
     @abstractmethod
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -69,6 +73,10 @@ class WindowTable(ClipTable):
         video = int(np.searchsorted(self.first_clip, clip, side="right")) - 1
         start = (clip - int(self.first_clip[video])) * self._stride
         return self._steps + start + (0 if self.first_frame is None else int(self.first_frame[video]))
+
+    def videos_without(self) -> int:
+        """Return how many videos have no window."""
+        return int(np.count_nonzero(np.diff(self.first_clip) == 0))
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -159,11 +167,19 @@ class TimeTable(ListedTable):
             why = "no index of it" if index is None else index.container_reason
             text = f"clip {clip}: which frame its video shows at {start} s is not known: {why}"
             raise FrameTimestampError(text, seconds=start, begin=math.nan, end=math.nan)
-        return np.array(
-            [self._frame_at(index, start + offset) for offset in self._offsets.tolist()], np.int64
-        )
+        try:
+            return np.array(
+                [self._frame_at(index, start + offset) for offset in self._offsets.tolist()], np.int64
+            )
+        except FrameTimestampError as error:
+            text = f"clip {clip} of video {int(self.videos[clip])}: {error.message}"
+            raise FrameTimestampError(text, **error.numbers) from None
 
     def _frame_at(self, index: VideoIndex, seconds: float) -> int:
-        if seconds + self._tolerance < index.end_ticks / index.timescale:
-            seconds += self._tolerance
+        if 0 < seconds + self._tolerance < index.end_ticks / index.timescale:
+            try:
+                return index.frame_at(seconds + self._tolerance)
+            except FrameTimestampError:
+                # The error names the time as it was asked for.
+                pass
         return index.frame_at(seconds)

@@ -46,7 +46,7 @@ class ClipVideos:
         if hasattr(videos, "tolist"):
             videos = videos.tolist()
         if isinstance(videos, str | bytes) or not isinstance(videos, Sequence | Mapping):
-            text = f"videos is a {type(videos).__name__}: want a sequence of addresses, a mapping of them, or an IndexTable"
+            text = f"videos is a {type(videos).__name__}: want a sequence of addresses, a mapping of them, or an IndexTable (IndexTable.open(...))"
             raise TypeError(text)
         views = videos if isinstance(videos, Mapping) else {"": videos}
         self.views: dict[str, Addresses] = {name: Addresses(uris) for name, uris in views.items()}

@@ -141,7 +141,10 @@ class IndexTable:
             store = LanceRows(given, storage_options)
         schema = store.schema()
         if schema is None and not create:
-            text = f"{shown}: no index table there; make one with: fluxon-gop index build SRC --to {shown}"
+            make = f"fluxon-gop index build SRC --to {shown}"
+            if Path(shown).is_dir():
+                make = f"fluxon-gop index build {shown} --to {shown.rstrip('/')}.lance"
+            text = f"{shown}: no index table there; make one with: {make}"
             raise IndexTableError(text, uri=shown)
         if schema is not None:
             _check_schema(schema, shown)

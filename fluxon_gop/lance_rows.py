@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from fluxon_gop.errors import ForkedProcessError, IndexTableError
 from fluxon_gop.index_rows import KEY_COLUMNS, SCHEMA, Key
+from fluxon_gop.sources.lance_blob import lance_options
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -34,7 +35,7 @@ def open_dataset(uri: str, options: Mapping[str, Any] | None) -> LanceDataset | 
     import lance
 
     try:
-        return lance.dataset(uri, storage_options=dict(options) if options else None)
+        return lance.dataset(uri, storage_options=lance_options(uri, options))
     except (ValueError, OSError) as error:
         if "not found" in str(error).lower():
             return None
@@ -67,7 +68,7 @@ class LanceRows:
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None) -> None:
         """Name the data set; nothing is opened yet."""
         self._uri = uri
-        self._options = dict(storage_options) if storage_options else None
+        self._options = lance_options(uri, storage_options)
         self._dataset: LanceDataset | None = None
         self._pid = os.getpid()
 

@@ -119,14 +119,20 @@ class LanceVideoTable:
             text = f"labels: {EPISODE!r} is the table's"
             raise InvalidRequestError(text)
         labels[EPISODE] = self.episodes_of(views)
+        if not len(self.episodes_of(views)):
+            text = f"{self._uri}: no episode has all of the views {', '.join(self._checked(views))}"
+            raise InvalidRequestError(text)
         options.setdefault("storage_options", self._options)
         return ClipDataset(self.videos(views), clips, index=self.index, labels=labels, **options)
 
     def _checked(self, views: Sequence[str] | None) -> list[str]:
         wanted = self.views if views is None else list(views)
         missing = [view for view in wanted if view not in self.views]
-        if missing or isinstance(views, str):
-            text = f"{self._uri}: no video_key {views if isinstance(views, str) else missing[0]!r}: want a list out of {', '.join(self.views)}"
+        if isinstance(views, str):
+            text = f"views is a text, {views!r}: want a list, [{views!r}]"
+            raise InvalidRequestError(text)
+        if missing:
+            text = f"{self._uri}: no video_key {missing[0]!r}: want a list out of {', '.join(self.views)}"
             raise InvalidRequestError(text)
         return wanted
 

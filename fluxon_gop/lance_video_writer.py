@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import tempfile
@@ -27,12 +28,14 @@ from fluxon_gop.lance_rows import open_dataset
 from fluxon_gop.lance_video import BYTES, EPISODE, VIEW, check_layout, is_claims
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.sources import LanceBlobSource, MemorySource
-from fluxon_gop.sources.lance_blob import forget_blobs
+from fluxon_gop.sources.lance_blob import forget_blobs, lance_options
 from fluxon_gop.stats import ReadStats
 from fluxon_gop.video_columns import FIELDS, NAMES, STRUCT_COLUMN, columns_of
 
 if TYPE_CHECKING:
     from lance import LanceDataset
+
+_log = logging.getLogger(__name__)
 
 ROWS_OF_COMMIT = 4096
 """Rows whose columns ``add_index_columns`` holds in memory, and commits at once."""
@@ -66,7 +69,7 @@ class LanceVideoWriter:
             IndexTableError: there is a table, and it is no video table.
         """
         self._uri, self._recipe = os.fspath(uri), recipe or Recipe()
-        self._options = dict(storage_options or {}) or None
+        self._options = lance_options(self._uri, storage_options)
         dataset = open_dataset(self._uri, self._options)
         self._schema = None if dataset is None else dataset.schema
         self._there: set[tuple[int, str]] = set()
@@ -110,6 +113,9 @@ class LanceVideoWriter:
         if key in self._there:
             text = f"{self._uri}: episode {episode_idx}, {video_key!r} is there already"
             raise InvalidRequestError(text)
+        if isinstance(video, str | os.PathLike):
+            text = f"video is a path, {os.fspath(video)!r}: give its bytes, Path(...).read_bytes()"
+            raise TypeError(text)
         if isinstance(video, bytes | bytearray | memoryview):
             data = bytes(video)
         else:
@@ -122,6 +128,7 @@ class LanceVideoWriter:
             index = build_index(MemorySource(data))
         except FluxonGopError as error:
             self.without_index.append((episode_idx, video_key, error))
+            _log.warning("episode %d, %r is stored without an index: %s", episode_idx, video_key, error)
         self._there.add(key)
         self._rows.append((*key, data, index))
         self._held += len(data)
@@ -210,7 +217,7 @@ def add_index_columns(
             rewritten its rows meanwhile.
     """
     given = os.fspath(uri)
-    options = dict(storage_options or {}) or None
+    options = lance_options(given, storage_options)
     dataset = open_dataset(given, options)
     if dataset is None:
         text = f"{given}: no Lance data set there"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from fluxon_gop.clip_dataset import ClipDataset
-from fluxon_gop.errors import ForkedProcessError, InvalidRequestError
+from fluxon_gop.errors import ForkedProcessError, InvalidRequestError, SourceError
 from fluxon_gop.samplers import Batches, ClipSampler, LookAhead
 
 if TYPE_CHECKING:
@@ -65,8 +67,12 @@ class ClipLoader:
         Raises:
             ForkedProcessError: ``start_method="fork"`` where a forked process cannot read the data set.
         """
-        from torch.utils.data import DataLoader, default_collate
-
+        try:
+            from torch.utils.data import DataLoader, default_collate
+        except ImportError:
+            text = "ClipLoader needs torch: install it, or the extra fluxon-gop[torch]"
+            raise InvalidRequestError(text) from None
+        _check_workers(num_workers, start_method)
         _check_options(
             {
                 "batch_sampler": (
@@ -86,6 +92,8 @@ class ClipLoader:
             raise ForkedProcessError(text)
         if start_method is None and num_workers:
             start_method = "fork" if why is None else "forkserver"
+        if num_workers and start_method != "fork":
+            _check_picklable({"transform or labels": dataset, "collate_fn": collate_fn})
         if batch_sampler is None:
             if sampler is None:
                 sampler = ClipSampler(
@@ -106,6 +114,9 @@ class ClipLoader:
             "drop_last": getattr(batch_sampler, "drop_last", None),
             **_order_of(getattr(batch_sampler, "sampler", batch_sampler)),
         }
+        if not len(self._batches):
+            text = f"not one batch: {len(dataset)} clips, batches of {batch_size}, drop_last={drop_last}, world_size={world_size}"
+            raise InvalidRequestError(text)
         self._epoch = self._done = 0
         self._resumes = self._is_begun = False
         self._cost: dict[str, int | float] = {}
@@ -132,14 +143,20 @@ class ClipLoader:
         if not self._loader.num_workers:
             self._counted.begin()
         self._turn = turn = object()
+        came = False
         for batch, cost in self._loader:
             if turn is self._turn:
                 self._done += 1
+                came = came or not _is_nothing(batch)
             for name, value in cost.items():
                 held = self._cost.get(name, 0)
                 self._cost[name] = max(held, value) if name in _PEAKS else held + value
-            yield batch
+            if not _is_nothing(batch):
+                yield batch
         if turn is self._turn:
+            if self._done and not came:
+                text = f"not one clip of epoch {self._epoch} could be read, and on_error='skip' leaves all of them out"
+                raise SourceError(text)
             self.set_epoch(self._epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
@@ -223,6 +240,10 @@ class _From:
         return islice(iter(self.batches), self._skip, None)
 
 
+NOTHING = "no clip of this batch could be read"
+"""Stands for a batch that is left out; also between processes."""
+
+
 class _Counted:
     """Collates a batch, in the worker that read it, and says what it cost."""
 
@@ -237,7 +258,7 @@ class _Counted:
     def __call__(self, samples: list[Any]) -> tuple[Any, dict[str, int | float]]:
         from torch.utils.data import get_worker_info
 
-        batch = self._collate(samples)
+        batch = self._batch(samples) if samples else NOTHING
         worker = get_worker_info()
         dataset: Any = self._dataset if worker is None else worker.dataset
         now, before = dataset.cost(), self._before
@@ -245,6 +266,20 @@ class _Counted:
         return batch, {
             name: value if name in _PEAKS else value - before.get(name, 0) for name, value in now.items()
         }
+
+    def _batch(self, samples: list[Any]) -> Any:
+        try:
+            return self._collate(samples)
+        except Exception:
+            shapes = {
+                getattr(sample.get("frames"), "shape", None)
+                for sample in samples
+                if isinstance(sample, dict)
+            }
+            if len(shapes) < 2:
+                raise
+            text = f"the clips of a batch are of several sizes ({', '.join(map(str, shapes))}): give height and width, or a collate_fn"
+            raise InvalidRequestError(text) from None
 
     def __getstate__(self) -> dict[str, Any]:
         # The worker has the data set anyhow.
@@ -269,3 +304,32 @@ def _check_options(given: Mapping[str, tuple[object, list[object]]], options: Ma
                 }[name]
             )
             raise InvalidRequestError(text)
+
+
+def _is_nothing(batch: Any) -> bool:
+    return isinstance(batch, str) and batch == NOTHING
+
+
+def _check_workers(num_workers: int, start_method: str | None) -> None:
+    if start_method not in {None, "fork", "spawn", "forkserver"}:
+        text = f"start_method is {start_method!r}: want 'fork', 'spawn', 'forkserver' or None"
+        raise InvalidRequestError(text)
+    if num_workers and getattr(multiprocessing.current_process(), "_inheriting", False):
+        text = (
+            "a worker process imports the script, and the script starts workers: put what it runs behind "
+            "if __name__ == '__main__':"
+        )
+        raise InvalidRequestError(text)
+
+
+def _check_picklable(things: Mapping[str, object]) -> None:
+    """Refuse what cannot be sent to a process that is not forked."""
+    for name, thing in things.items():
+        try:
+            pickle.dumps(thing)
+        except Exception as error:  # noqa: BLE001 - whatever its __reduce__ raises
+            text = (
+                f"{name} cannot be sent to workers that are not forked ({type(error).__name__}: {str(error).splitlines()[0][:200]}): "
+                "a lambda, or a function within another one, cannot; one of a module can"
+            )
+            raise InvalidRequestError(text) from None

@@ -402,7 +402,8 @@ class VideoReader:
         stats.stale_rows += stale
         if stale:
             _log.warning(
-                "%s: its index row did not fit the file; the index was built again", self._source.name
+                "%s: its index row did not fit the file, and the index was built again for this reader; mend the row with: fluxon-gop index build",
+                self._source.name,
             )
         return (yield from self._at_hand.read(wanted, stats, alone=alone))
 

@@ -50,6 +50,12 @@ def list_videos(
             if mark not in seen:
                 seen.add(mark)
                 yield listed
+        if not found and (Path(name) / "_versions").is_dir():
+            text = (
+                f"{name}: a Lance data set: name its column of videos, lance://{name}?column=NAME; of a video table, "
+                f"fluxon-gop index add-columns {name}"
+            )
+            raise InvalidRequestError(text)
         if not found:
             text = f"{name}: no video there (a folder is searched for {', '.join(sorted(SUFFIXES))})"
             raise InvalidRequestError(text)

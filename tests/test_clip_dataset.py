@@ -239,6 +239,7 @@ def test_errors_as_asked_for(broken, media):
         assert len(numbers) - len(samples) == data.cost()["skipped_clips"]
         with pytest.raises(fg.SourceNotFoundError):
             data[6]
+        assert [] == data.__getitems__([6])
     size = {"height": 96, "width": 128}
     with fg.ClipDataset(broken, fg.Windows(30, 15), on_error="mask", **size) as data:
         samples = data.__getitems__(numbers)
@@ -419,6 +420,7 @@ def test_copies_work_alone(paths, truth):
         ({"max_batch_bytes": 0}, ValueError),
         ({"row_cache_bytes": -1}, ValueError),
         ({"timeout": 0}, ValueError),
+        ({"transform": 3}, TypeError),
     ],
 )
 def test_wrong_arguments_are_refused(paths, arguments, error):
@@ -443,6 +445,17 @@ def test_wrong_videos_are_refused(paths):
         for wrong in (1.0, True, "0", None):
             with pytest.raises(TypeError):
                 data[wrong]
+
+
+def test_no_clip_is_an_error_and_few_are_told(paths, tmp_path, caplog):
+    """No video, or windows longer than all of them: an error that says how long they are; than some: a warning."""
+    with pytest.raises(fg.InvalidRequestError, match="no video"):
+        fg.ClipDataset([], fg.Windows(2))
+    with pytest.raises(fg.InvalidRequestError, match="longest of 4 videos has 60 frames"):
+        fg.ClipDataset(paths, fg.Windows(61))
+    short = make(tmp_path / "short.mp4", Recipe(options={"preset": "ultrafast"}), count=5)
+    with fg.ClipDataset([*paths, short], fg.Windows(30)):
+        assert "1 of 5 videos are shorter than a window" in caplog.text
 
 
 def test_a_tiny_budget_reads_all_the_same(server, served, media):

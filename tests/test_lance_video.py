@@ -329,6 +329,8 @@ def test_writing_ends_well(tmp_path, media):
                 writer.write(3, "a", wrong)
         with pytest.raises(fg.InvalidRequestError):
             writer.write(3, "", data)
+        with pytest.raises(TypeError, match="read_bytes"):
+            writer.write(3, "a", media["bframes"])
     assert [(2, "a")] == [video[:2] for video in writer.without_index]
     assert [data, b"no video at all"] == _blobs(uri)
     lance.write_dataset(pa.table({"a": [1]}), str(tmp_path / "other.lance"))
@@ -365,6 +367,8 @@ def test_names_that_are_not_there(tmp_path, media):
         writer.write(1, "b", media["bframes"].read_bytes())
     table = fg.LanceVideoTable.open(tmp_path / "t.lance")
     assert [] == table.episodes_of().tolist()
+    with pytest.raises(fg.InvalidRequestError, match="no episode has all of the views a, b"):
+        table.clips(fg.Windows(4))
     assert [1] == table.episodes_of(["b"]).tolist()
     with pytest.raises(fg.InvalidRequestError):
         table.address(1, "a")

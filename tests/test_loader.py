@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -274,3 +276,59 @@ def test_only_the_loaders_own_reading_is_counted(data):
         assert sum(len(batch["clip"]) for batch in loader) == len(data)
         data[5]
     assert 2 * len(data) == loader.cost()["clips"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_none_are_left_out(media, tmp_path, truth, workers):
+    """With skip, a batch whose clips all fail is not in the epoch, which goes on; where all do, the epoch is an error."""
+    gone = tmp_path / "gone.mp4"
+    gone.write_bytes(media["bframes"].read_bytes())
+    videos = [media[NAMES[0]], gone, media[NAMES[2]]]
+    with fg.ClipDataset(videos, fg.Windows(20, 20), on_error="skip") as data:
+        gone.unlink()
+        loader = fg.ClipLoader(data, 2, num_workers=workers)
+        seen = [batch["clip"].tolist() for batch in loader]
+        assert [[0, 1], [2], [6, 7], [8]] == seen
+        assert 3 == loader.cost()["skipped_clips"]
+        assert 5 == len(loader)
+        with pytest.raises(fg.SourceError, match="not one clip"):
+            list(fg.ClipLoader(data, 2, sampler=[3, 4, 5], num_workers=workers))
+
+
+def test_pictures_of_several_sizes_are_told(media, tmp_path):
+    """What torch's collate cannot stack is an error that says what to do."""
+    from fluxon_gop.encode import Recipe
+    from tests.media import make
+
+    small = make(tmp_path / "small.mp4", Recipe(options={"preset": "ultrafast"}), width=64, height=48)
+    with fg.ClipDataset([media["bframes"], small], fg.Windows(60)) as data:
+        with pytest.raises(fg.InvalidRequestError, match="give height and width"):
+            list(fg.ClipLoader(data, 2))
+
+
+def test_what_workers_cannot_be_sent_is_refused_at_once(data, media):
+    """A lambda with workers that are not forked, an unknown way to start, torch that is not there."""
+    with fg.ClipDataset([media["bframes"]], fg.Windows(4), transform=lambda sample: sample) as own:
+        assert fg.ClipLoader(own, 4, num_workers=1, start_method="fork")
+        for start in ("spawn", "forkserver"):
+            with pytest.raises(fg.InvalidRequestError, match="lambda"):
+                fg.ClipLoader(own, 4, num_workers=1, start_method=start)
+    with pytest.raises(fg.InvalidRequestError, match="start_method"):
+        fg.ClipLoader(data, 4, num_workers=1, start_method="thread")
+    with pytest.raises(fg.InvalidRequestError, match="not one batch"):
+        fg.ClipLoader(data, 400, drop_last=True)
+
+
+def test_a_script_without_a_guard_is_told(media, tmp_path):
+    """A worker that imports a script which starts workers says what is missing."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import fluxon_gop as fg\n"
+        f"data = fg.ClipDataset([{str(media['bframes'])!r}], fg.Windows(4))\n"
+        "list(fg.ClipLoader(data, 4, num_workers=1, start_method='spawn'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode
+    assert "if __name__ == '__main__':" in done.stderr

@@ -151,6 +151,34 @@ def test_a_bucket_and_a_table_of_blobs(folder, tmp_path, s3, monkeypatch):
         assert np.array_equal(full_decode(folder / "part0" / "00.mp4")[[7]], result.array)
 
 
+def test_a_table_on_a_plain_endpoint(folder, tmp_path, s3, monkeypatch):
+    """An index table and a video table lie on an S3 server without TLS that the environment names, and nothing more is said."""
+    for name, value in (
+        ("ENDPOINT_URL", s3.endpoint),
+        ("ACCESS_KEY_ID", "key"),
+        ("SECRET_ACCESS_KEY", "secret"),
+        ("REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    table = fg.IndexTable.open("s3://videos/tables/t.lance", create=True)
+    assert 6 == build_table([str(folder / "part0")], table).built
+    assert 6 == len(fg.IndexTable.open("s3://videos/tables/t.lance"))
+    with fg.LanceVideoWriter("s3://videos/tables/v.lance") as writer:
+        writer.write(0, "a", (folder / "part0" / "00.mp4").read_bytes())
+    with fg.LanceVideoTable.open("s3://videos/tables/v.lance").clips(fg.Windows(4, 8)) as data:
+        assert np.array_equal(full_decode(folder / "part0" / "00.mp4")[:4], data[0]["frames"]["a"])
+
+
+def test_listings_say_why_they_fail(s3):
+    """A wrong secret, a bucket that is not there: each its own error, without the secret."""
+    wrong = {**s3.options, "secret_access_key": "not the secret"}
+    with pytest.raises(fg.SourcePermissionError, match="credentials") as caught:
+        list(list_videos(["s3://videos/scale/"], wrong))
+    assert "not the secret" not in str(caught.value)
+    with pytest.raises(fg.SourceNotFoundError, match="no such bucket"):
+        list(list_videos(["s3://no-such-bucket-here/scale/"], s3.options))
+
+
 def test_an_address_without_a_listing_costs_one_request(media, tmp_path):
     """Of a file behind HTTP that has a row, one request tells whether it is the same; nothing else is read."""
     with RangeServer(media["bframes"].parent) as server:

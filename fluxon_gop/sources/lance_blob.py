@@ -25,6 +25,7 @@ from fluxon_gop.errors import (
 from fluxon_gop.model import Signature
 from fluxon_gop.sources.one_call import OneCallGroup, OneCallSource
 from fluxon_gop.sources.range_source import Buffer, GroupRead, changed
+from fluxon_gop.sources.stores import plain_endpoint
 
 KNOWN_BLOBS = 1 << 17
 """Versions of blobs that a process remembers of one column."""
@@ -286,7 +287,9 @@ class BlobGroup(OneCallGroup):
 
             try:
                 opened = lance.dataset(
-                    self._uri, version=self._version, storage_options=self._options or None
+                    self._uri,
+                    version=self._version,
+                    storage_options=lance_options(self._uri, self._options),
                 )
             except (ValueError, OSError) as error:
                 text = f"lance://{self._uri}: cannot be opened as a Lance data set: {_line(error)}"
@@ -345,6 +348,14 @@ def group_of_blobs(dataset: str, column: str, version: int | None, options: Mapp
         if group is None:
             group = groups[key] = BlobGroup(dataset, column, version, options)
         return group
+
+
+def lance_options(uri: str, given: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Return storage options as Lance takes them: an endpoint without TLS that was named is one that is meant."""
+    options = {name: str(value) for name, value in (given or {}).items()}
+    if "://" in uri and plain_endpoint(options):
+        options.setdefault("allow_http", "true")
+    return options or None
 
 
 def forget_blobs(dataset: str) -> None:

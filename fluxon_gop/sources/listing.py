@@ -10,7 +10,7 @@ from obstore import exceptions as store_errors
 
 from fluxon_gop.errors import InvalidRequestError, SourceError, SourceNotFoundError, SourcePermissionError
 from fluxon_gop.model import Signature
-from fluxon_gop.sources.object_store import signature_of
+from fluxon_gop.sources.object_store import signature_of, status_of, words_of
 from fluxon_gop.sources.read_loop import READ_LOOP
 from fluxon_gop.sources.stores import SCHEMES, store_for
 
@@ -70,7 +70,13 @@ def list_files(uri: str, storage_options: Mapping[str, Any] | None = None) -> It
         except (store_errors.NotFoundError, FileNotFoundError):
             failure = SourceNotFoundError(f"{shown}: no such bucket", source=shown)
         except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours; none of them is shown
-            failure = SourceError(f"{shown}: cannot be listed: {type(error).__name__}", source=shown)
+            status = status_of(error)
+            kind = {403: SourcePermissionError, 404: SourceNotFoundError}.get(status or 0, SourceError)
+            why = {
+                403: "the store refuses (403): wrong or no credentials, or no right to list",
+                404: "no such bucket",
+            }.get(status or 0, f"the store answers {status}" if status else words_of(error))
+            failure = kind(f"{shown}: cannot be listed: {why}", source=shown)
         if failure is not None:
             raise failure
         if page is None:

@@ -61,7 +61,7 @@ class StoreSource(RemoteSource):
             data = memoryview(await result.buffer_async())
         except Exception as error:  # noqa: BLE001 - obstore's many kinds become ours
             # Raised below: an error's context would show the address as it was given, with its secrets.
-            failure, status = self._typed(error, start, stop, seen), _status(error)
+            failure, status = self._typed(error, start, stop, seen), status_of(error)
         if failure is not None:
             if status == 416 and start == 0:
                 # No byte of an empty file can be asked for.
@@ -93,7 +93,7 @@ class StoreSource(RemoteSource):
     def _typed(self, error: Exception, start: int, stop: int, seen: Any) -> Exception:
         """Return obstore's error as one of ours. None of the causes is shown: they tell the address with its secrets."""
         name = self.name
-        status = _status(error)
+        status = status_of(error)
         if isinstance(error, store_errors.PreconditionError):
             if self._signature is None:
                 return SourceError(f"{name}: 412 to a request without a condition", source=name)
@@ -118,7 +118,7 @@ class StoreSource(RemoteSource):
         if "kind: Timeout" in str(error) or "timed out" in str(error):
             return TransientError(DeadlineError(f"{name}: no answer in time", source=name))
         # With a status only that: the answer's body may quote the request, its query too.
-        words = f"the store answers {status}" if status is not None else _words(error)
+        words = f"the store answers {status}" if status is not None else words_of(error)
         return TransientError(SourceError(f"{name}: {words}", source=name))
 
 
@@ -222,7 +222,7 @@ def _refuses_head(error: Exception) -> bool:
         | store_errors.UnauthenticatedError
         | store_errors.NotSupportedError
     )
-    return isinstance(error, refused) or _status(error) in {405, 501}
+    return isinstance(error, refused) or status_of(error) in {405, 501}
 
 
 def _place(base: str, given: Mapping[str, Any]) -> str:
@@ -241,12 +241,13 @@ def signature_of(meta: Any) -> Signature:
     return Signature(meta["size"], meta["e_tag"] or None, mtime_ns or None)
 
 
-def _status(error: Exception) -> int | None:
+def status_of(error: Exception) -> int | None:
+    """Return the HTTP status that obstore's error tells in its text."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else None
 
 
-def _words(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     """Return what went wrong without any address: its query may be a signature."""
     line = str(error).split("\n", 1)[0]
     words = ["..." if "://" in word else word for word in line.split(" ")]

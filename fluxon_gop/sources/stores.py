@@ -50,7 +50,7 @@ class StoreHandle:
             "connect_timeout": timedelta(seconds=options.connect_seconds),
             **options.client,
         }
-        if self._base.startswith("http") or _plain_endpoint(options.store):
+        if self._base.startswith("http") or plain_endpoint(options.store):
             client.setdefault("allow_http", True)
         open_store: Any = HTTPStore.from_url if self._base.startswith("http") else from_url
         try:
@@ -91,7 +91,7 @@ class StoreHandle:
         self.generation += 1
 
 
-def _plain_endpoint(given: Mapping[str, Any]) -> bool:
+def plain_endpoint(given: Mapping[str, Any]) -> bool:
     """Return whether the options or the environment name an endpoint without TLS: that is consent."""
     names = (
         "endpoint",
