@@ -80,6 +80,7 @@ def on_s3(made: list[Path], folder: Path, files: int) -> list[dict[str, Any]]:
     from tests.seaweed import SeaweedFS
 
     told, tables = [], []
+    (folder / "seaweed").mkdir()
     with SeaweedFS(folder / "seaweed") as s3:
         data = [path.read_bytes() for path in made]
         with ThreadPoolExecutor(8) as pool:
