@@ -6,7 +6,7 @@ One video of 1,057 frames (128x96 H.264, GOP 2) under 20,000 names, a row of the
 one a frame. A worker is a process started by spawn: its resident bytes are taken when it has imported all it needs, when the
 data set has come with its start, and after random batches of 8 clips. VmRSS is RssAnon (its own), RssFile (code of
 libraries and mapped files, which all processes share) and RssShmem. The same clips once more as an explicit list, int64
-(clips, 2), in memory and mapped from a file.
+(clips, 2), in memory and mapped from a file; and for comparison the windows of one of the videos.
 """
 
 from __future__ import annotations
@@ -136,10 +136,17 @@ def main() -> int:
         uri = make(folder, given.videos).uri
         rows = [
             figures(
+                "one video",
+                lambda: fg.ClipDataset(
+                    fg.IndexTable.open(uri).keys()[:1], fg.Windows(LENGTH), index=fg.IndexTable.open(uri)
+                ),
+                given.batches,
+            ),
+            figures(
                 "windows",
                 lambda: fg.ClipDataset(fg.IndexTable.open(uri), fg.Windows(LENGTH)),
                 given.batches,
-            )
+            ),
         ]
         windows = FRAMES - LENGTH + 1
         pairs = np.stack(
