@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,6 +63,10 @@ class Rows(Protocol):
         """Have what makes look-ups quick up to date."""
         ...
 
+    def refresh(self) -> None:
+        """Have what others have written since seen."""
+        ...
+
 
 class ReadOnlyRows(ABC):
     """Rows that cannot be written to by an index table."""
@@ -87,6 +94,9 @@ class ReadOnlyRows(ABC):
         raise IndexTableError(text)
 
     def maintain(self) -> None:  # noqa: B027 - for those that have something to do
+        """Nothing to do."""
+
+    def refresh(self) -> None:  # noqa: B027 - likewise
         """Nothing to do."""
 
 
@@ -127,34 +137,61 @@ class ArrowFile:
         return table.take(pa.array(rows, pa.int64()))
 
     def append(self, table: pa.Table) -> None:
-        """Add rows; a reader sees the file before or after, never between."""
-        old = self._read()
-        self._write(table if old is None else pa.concat_tables([old, table]))
+        """Add rows; a reader sees the file before or after, never between. Writers wait for one another."""
+        with self._alone():
+            old = self._read()
+            self._write(table if old is None else pa.concat_tables([old, table]))
 
     def replace(self, table: pa.Table) -> None:
         """Put rows in the place of those with the same keys."""
-        old = self._read()
-        if old is None:
-            self._write(table)
-            return
-        kept = np.ones(old.num_rows, dtype=bool)
-        places = positions(old)
-        kept[[places[key] for key in positions(table) if key in places]] = False
-        self._write(pa.concat_tables([old.filter(pa.array(kept)), table]))
+        with self._alone():
+            old = self._read()
+            if old is None:
+                self._write(table)
+                return
+            kept = np.ones(old.num_rows, dtype=bool)
+            places = positions(old)
+            kept[[places[key] for key in positions(table) if key in places]] = False
+            self._write(pa.concat_tables([old.filter(pa.array(kept)), table]))
 
     def remove(self, keys: list[Key]) -> None:
         """Remove the rows of these keys."""
-        old = self._read()
-        if old is not None:
-            gone = set(keys)
-            self._write(old.filter(pa.array([key not in gone for key in keys_of(old)])))
+        with self._alone():
+            old = self._read()
+            if old is not None:
+                gone = set(keys)
+                self._write(old.filter(pa.array([key not in gone for key in keys_of(old)])))
 
     def overwrite(self, table: pa.Table) -> None:
         """Put rows in the place of all."""
         self._write(table)
 
+    def refresh(self) -> None:
+        """Read the file anew when it is needed."""
+        self._held = None
+
     def maintain(self) -> None:
-        """Nothing to do: all is in memory."""
+        """Leave one row of each key: two builders at once may both have added it."""
+        table = self._read()
+        if table is not None and table.num_rows and set(KEY_COLUMNS) <= set(table.column_names):
+            last = positions(table)
+            if len(last) < table.num_rows:
+                with self._alone():
+                    now = self._read()
+                    assert now is not None
+                    self._write(now.take(pa.array(sorted(positions(now).values()), pa.int64())))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the file against other writers, and read it anew: they may have written since."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self._path.with_name(f".{self._path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._held = None
+            yield
+        finally:
+            os.close(lock)
 
     def _write(self, table: pa.Table) -> None:
         part = self._path.with_suffix(f".{os.getpid()}.part")
@@ -207,6 +244,14 @@ class MemoryRows(ArrowFile):
 
     def _write(self, table: pa.Table) -> None:
         self._held = table
+
+    def refresh(self) -> None:
+        """Nobody else writes here."""
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Likewise."""
+        yield
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the rows."""

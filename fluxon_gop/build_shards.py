@@ -12,13 +12,14 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from dataclasses import dataclass, field
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from fluxon_gop.decode_check import check_by_decoding
-from fluxon_gop.errors import FluxonGopError
+from fluxon_gop.errors import FluxonGopError, InvalidRequestError, SourceError
 from fluxon_gop.index_build import indexes_of
 from fluxon_gop.index_rows import Key, encode
 from fluxon_gop.model import Signature, VideoIndex
@@ -90,13 +91,15 @@ def _build(shard: Shard, uris: Sequence[str], known_versions: Sequence[Signature
     try:
         for uri, known in zip(uris, known_versions, strict=True):
             try:
+                # A row's key is text.
+                uri.encode()
                 source = open_source(uri, shard.storage_options)
                 if known is not None and known.fits(source.signature):
                     source.close()
                     outcomes.append(Outcome(source.name, "skipped"))
                     continue
-            except FluxonGopError as error:
-                outcomes.append(Outcome(uri, "failed", error=error))
+            except (FluxonGopError, UnicodeError) as error:
+                outcomes.append(_refused(uri, error))
                 continue
             sources.append(source)
         stats = [ReadStats() for _ in sources]
@@ -116,6 +119,21 @@ def _build(shard: Shard, uris: Sequence[str], known_versions: Sequence[Signature
         for source in sources:
             source.close()
     return ShardDone(encode(rows), outcomes, total)
+
+
+def _refused(uri: str, error: FluxonGopError | UnicodeError) -> Outcome:
+    """Return the failure of an address that cannot be opened; it may hold a secret, or be no text."""
+    if isinstance(error, UnicodeError):
+        shown = uri.encode("utf-8", "backslashreplace").decode()
+        return Outcome(
+            shown, "failed", error=InvalidRequestError(f"{shown}: the name is no UTF-8: rename the file")
+        )
+    scheme, found, rest = uri.partition("://")
+    shown = uri
+    if found and isinstance(error, InvalidRequestError):
+        # What comes before an '@', and a query, may be secret.
+        shown = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+    return Outcome(shown, "failed", error=error)
 
 
 def _outcome(
@@ -151,23 +169,72 @@ class LocalEngine:
                 yield from in_flight(threads, shards, 2)
             return
         context = multiprocessing.get_context("forkserver")
+        again: list[Shard] = []
         with ProcessPoolExecutor(self._processes, mp_context=context) as pool:
-            yield from in_flight(pool, shards, 2 * self._processes)
+            pending = iter(shards)
+            try:
+                yield from in_flight(pool, pending, 2 * self._processes, lost=again)
+            except BrokenProcessPool:
+                pass
+            else:
+                return
+        # A process has died: what was under way is built again, video by video, each in a process of its own.
+        for shard in again:
+            yield from self._one_by_one(shard)
+        yield from self.run(pending)
+
+    def _one_by_one(self, shard: Shard) -> Iterator[ShardDone]:
+        context = multiprocessing.get_context("forkserver")
+        pool = ProcessPoolExecutor(1, mp_context=context)
+        for uri, known in zip(shard.uris, shard.known, strict=True):
+            one = replace(shard, uris=(uri,), known=(known,))
+            try:
+                yield pool.submit(build_shard, one).result()
+            except BrokenProcessPool:
+                pool.shutdown()
+                pool = ProcessPoolExecutor(1, mp_context=context)
+                error = SourceError(f"{uri}: the process that indexed it has died", source=uri)
+                yield ShardDone(encode([]), [Outcome(uri, "failed", error=error)])
+        pool.shutdown()
 
 
-def in_flight(pool: Executor, shards: Iterable[Shard], limit: int) -> Iterator[ShardDone]:
-    """Run shards on an executor, up to ``limit`` at a time."""
-    running: set[Future[ShardDone]] = set()
+def in_flight(
+    pool: Executor, shards: Iterable[Shard], limit: int, *, lost: list[Shard] | None = None
+) -> Iterator[ShardDone]:
+    """Run shards on an executor, up to ``limit`` at a time; ``lost`` gets those that a dying process took along."""
+    running: dict[Future[ShardDone], Shard] = {}
     pending = iter(shards)
     try:
         while True:
             while len(running) < limit and (shard := next(pending, None)) is not None:
-                running.add(pool.submit(build_shard, shard))
+                running[_submitted(pool, shard)] = shard
             if not running:
                 return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            broken: BrokenProcessPool | None = None
             for future in done:
-                yield future.result()
+                shard = running[future]
+                try:
+                    result = future.result()
+                except BrokenProcessPool as error:
+                    broken = error
+                    continue
+                del running[future]
+                yield result
+            if broken is not None:
+                raise broken
     finally:
         for future in running:
             future.cancel()
+        if lost is not None:
+            lost += running.values()
+
+
+def _submitted(pool: Executor, shard: Shard) -> Future[ShardDone]:
+    try:
+        return pool.submit(build_shard, shard)
+    except BrokenProcessPool as error:
+        # As if it had died a moment later.
+        future: Future[ShardDone] = Future()
+        future.set_exception(error)
+        return future

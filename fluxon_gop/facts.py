@@ -16,7 +16,7 @@ from fluxon_gop.sources import open_source
 
 
 def outcome_facts(outcome: Outcome) -> dict[str, Any]:
-    """Return one video's line of a build."""
+    """Return one video's line of a build; its status is built, skipped, failed, or failed_before (not tried again)."""
     error = outcome.error
     return {
         "uri": outcome.uri,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from fluxon_gop.arrow_file import ArrowFile, Rows
-from fluxon_gop.errors import FluxonGopError
+from fluxon_gop.errors import FluxonGopError, IndexTableError
 from fluxon_gop.lance_rows import LanceRows
 from fluxon_gop.model import Signature
 
@@ -53,9 +53,19 @@ class FailedVideos:
         self._rows: Rows = ArrowFile(Path(self.uri)) if arrow else LanceRows(self.uri, storage_options)
         self._failures: dict[str, Failure] = {}
         self._written = 0
-        if self._rows.schema() is not None:
-            for row in self._rows.scalars(SCHEMA.names).sort_by("time").to_pylist():
-                self._take(row)
+        self._load()
+
+    def _load(self) -> None:
+        """Read the log."""
+        schema = self._rows.schema()
+        if schema is None:
+            return
+        if not set(SCHEMA.names) <= set(schema.names):
+            text = f"{self.uri}: no table of failures: its columns are {', '.join(schema.names[:8])}; move it away"
+            raise IndexTableError(text, uri=self.uri)
+        self._failures, self._written = {}, 0
+        for row in self._rows.scalars(SCHEMA.names).to_pylist():
+            self._take(row)
 
     def _take(self, row: dict[str, Any]) -> None:
         self._written += 1
@@ -93,6 +103,9 @@ class FailedVideos:
     def compact(self) -> None:
         """Leave one row for each failure that stands."""
         if self._written > len(self._failures):
+            # Another builder may have written since.
+            self._rows.refresh()
+            self._load()
             now = int(time.time() * 1e6)
             rows = [_row(failure, now) for failure in self._failures.values()]
             self._rows.overwrite(pa.Table.from_pylist(rows, schema=SCHEMA))
@@ -101,10 +114,11 @@ class FailedVideos:
 
 def uri_beside(table_uri: str) -> str:
     """Return where the failures of an index table lie."""
+    table_uri = table_uri.removeprefix("file://").rstrip("/")
     for suffix in (".arrow", ".lance"):
         if table_uri.endswith(suffix):
             return f"{table_uri.removesuffix(suffix)}.failures{suffix}"
-    return f"{table_uri.rstrip('/')}.failures"
+    return f"{table_uri}.failures"
 
 
 def failure_of(uri: str, error: FluxonGopError, nbytes: int, signature: Signature | None) -> Failure:

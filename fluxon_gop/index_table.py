@@ -172,6 +172,11 @@ class IndexTable:
         return other
 
     @property
+    def storage_options(self) -> Mapping[str, Any] | None:
+        """What the table's own store was opened with."""
+        return self._recipe[2] if self._recipe[0] is _reopen else None
+
+    @property
     def forks_badly(self) -> bool:
         """Whether a forked worker cannot read the table: Lance's threads do not live there."""
         return self._store.forks_badly

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -18,6 +19,11 @@ from fluxon_gop.sources.lance_blob import lance_options
 
 if TYPE_CHECKING:
     from lance import LanceDataset
+
+
+def _has_data(uri: str) -> bool:
+    """Return whether a folder holds data files: without its versions it is a data set half copied, or half deleted."""
+    return "://" not in uri and any((Path(uri) / "data").glob("*.lance"))
 
 
 MAX_FRAGMENTS = 16
@@ -37,7 +43,7 @@ def open_dataset(uri: str, options: Mapping[str, Any] | None) -> LanceDataset | 
     try:
         return lance.dataset(uri, storage_options=lance_options(uri, options))
     except (ValueError, OSError) as error:
-        if "not found" in str(error).lower():
+        if "not found" in str(error).lower() and not _has_data(uri):
             return None
         text = f"{uri}: cannot be opened as a Lance data set: {str(error).splitlines()[0]}"
         raise IndexTableError(text, uri=uri) from None
@@ -166,6 +172,10 @@ class LanceRows:
             assert dataset is not None
             dataset.delete(where(keys[at : at + _KEYS]))
             self._dataset = None
+
+    def refresh(self) -> None:
+        """Open the newest version when it is needed."""
+        self._dataset = None
 
     def maintain(self) -> None:
         """Join small fragments, index the keys of a large table, and bring the index up to date."""

@@ -5,29 +5,51 @@ Killed at any moment, a build has lost at most what was not committed; the same 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fluxon_gop.build_shards import Engine, LocalEngine, Outcome, Shard, ShardDone
-from fluxon_gop.errors import InvalidRequestError
-from fluxon_gop.failed_videos import FailedVideos, failure_of
+from fluxon_gop.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    ShortReadError,
+    SourceChangedError,
+    SourceError,
+    SourceNotFoundError,
+    SourcePermissionError,
+)
+from fluxon_gop.failed_videos import FailedVideos, Failure, failure_of
 from fluxon_gop.index_build import CHECKS
-from fluxon_gop.index_rows import Key, keys_of
+from fluxon_gop.index_rows import Key, keys_of, positions
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import Signature, Verdict
 from fluxon_gop.sources.listing import Listed
 from fluxon_gop.stats import ReadStats
-from fluxon_gop.video_listing import list_videos, roots_of
+from fluxon_gop.video_listing import SUFFIXES, list_videos, roots_of
 
 CHUNK = 1024
 """Listed videos that are held against the table at once."""
+PASSING = frozenset(
+    kind.__name__
+    for kind in (
+        SourceError,
+        SourceNotFoundError,
+        SourcePermissionError,
+        ShortReadError,
+        SourceChangedError,
+        DeadlineError,
+    )
+)
+"""Failures of the way to a file, not of the file: tried again each time."""
 COMMIT_ROWS, COMMIT_SECONDS = 1024, 20.0
 """Rows are committed when there are so many, or so long after the last commit."""
 
@@ -114,7 +136,7 @@ class _Build:
     ) -> None:
         self._table, self._options, self._engine = table, options, engine
         self._tell = progress or (lambda _: None)
-        self._failed = FailedVideos(table.uri, options.storage_options)
+        self._failed = FailedVideos(table.uri, table.storage_options)
         self._report = TableReport()
         self._seen: list[int] = []
         self._there: set[Key] = set()
@@ -125,13 +147,15 @@ class _Build:
     def run(self, sources: Sequence[str]) -> TableReport:
         """Build, and look for what is gone."""
         started = time.monotonic()
+        roots = roots_of(sources)
+        before = self._below(roots)
         try:
             for done in self._engine.run(self._shards(sources)):
                 self._take(done)
         finally:
             # What was indexed is kept, whatever ended the build.
             self._commit()
-        self._gone(roots_of(sources))
+        self._gone(roots, before)
         self._failed.compact()
         self._table.maintain()
         self._report.seconds = time.monotonic() - started
@@ -163,7 +187,10 @@ class _Build:
         options = self._options
         names = [listed.uri for listed in chunk]
         self._seen += [hash(name) for name in names]
-        rows = self._table.known(names, ["size", "mtime_ns", "etag", "gop_verdict", "container_reason"])
+        rows = self._table.known(
+            [name for name in names if _is_text(name)],
+            ["size", "mtime_ns", "etag", "gop_verdict", "container_reason"],
+        )
         wanting: list[tuple[str, Signature | None]] = []
         for listed in chunk:
             row = rows.get(listed.uri)
@@ -180,8 +207,9 @@ class _Build:
             if known is not None and listed.signature is not None and known.fits(listed.signature):
                 self._report.skipped += 1
                 self._tell(Outcome(listed.uri, "skipped"))
-            elif failure is not None and _same(failure.signature, listed.signature):
+            elif failure is not None and _stands(failure, listed.signature):
                 self._report.failed_before += 1
+                self._tell(Outcome(listed.uri, "failed_before", signature=listed.signature))
             else:
                 wanting.append((listed.uri, known if listed.signature is None else None))
         return wanting
@@ -208,8 +236,15 @@ class _Build:
         rows, self._rows = self._rows, []
         outcomes, self._outcomes = self._outcomes, []
         table = pa.concat_tables(rows) if rows else None
+        if table is not None:
+            last = positions(table)
+            if len(last) < table.num_rows:
+                table = table.take(pa.array(sorted(last.values()), pa.int64()))
         if table is not None and table.num_rows:
-            old = np.array([key in self._there for key in keys_of(table)])
+            keys = keys_of(table)
+            # Keys that a listing named otherwise, or that another builder has added since, too.
+            self._there |= set(self._table.known([key for key in keys if key not in self._there], ["size"]))
+            old = np.array([key in self._there for key in keys])
             self._table.write(table.filter(pa.array(~old)), table.filter(pa.array(old)))
         self._failed.note(
             [
@@ -223,16 +258,25 @@ class _Build:
         for outcome in outcomes:
             self._tell(outcome)
 
-    def _gone(self, roots: list[str]) -> None:
-        """Find rows, and failures, of videos that the listings of their folders and buckets do not name any more."""
+    def _below(self, roots: list[str]) -> list[str]:
+        """Return the table's videos that a listing of these roots would name, were they there."""
+        if not roots:
+            return []
+        keys = (key for key in self._table.keys() if isinstance(key, str))  # noqa: SIM118 - a table is no mapping
+        return [
+            key for key in keys if key.startswith(tuple(roots)) and Path(key).suffix.lower() in SUFFIXES
+        ]
+
+    def _gone(self, roots: list[str], before: list[str]) -> None:
+        """Find rows, and failures, of videos that the listings of their folders and buckets do not name any more.
+
+        Only what was in the table before the listing began: another builder may have added others since. A local file must
+        not be there either: a listing follows no links.
+        """
         if not roots:
             return
         seen = set(self._seen)
-        gone = [
-            key
-            for key in self._table.keys()  # noqa: SIM118 - a table is no mapping
-            if isinstance(key, str) and key.startswith(tuple(roots)) and hash(key) not in seen
-        ]
+        gone = [key for key in before if hash(key) not in seen and not _is_there(key)]
         self._report.deleted = gone
         if self._options.prune and gone:
             self._table.remove(gone)
@@ -242,14 +286,39 @@ class _Build:
             [
                 failure.uri
                 for failure in self._failed.all()
-                if failure.uri.startswith(tuple(roots)) and hash(failure.uri) not in seen
+                if failure.uri.startswith(tuple(roots))
+                and hash(failure.uri) not in seen
+                and not _is_there(failure.uri)
             ],
         )
 
 
-def _same(before: Signature | None, now: Signature | None) -> bool:
-    """Return whether a file that failed is the same still, as far as is known without reading it."""
-    return before is None or now is None or before.fits(now)
+def _is_text(name: str) -> bool:
+    """Return whether a name can be a key: some file names are no UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_there(uri: str) -> bool:
+    """Return whether a local file is there, or may be: what cannot be looked at counts as there."""
+    if "://" in uri:
+        return False
+    try:
+        os.lstat(uri)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _stands(failure: Failure, now: Signature | None) -> bool:
+    """Return whether trying again would fail again: the file itself was wrong, and is the same still."""
+    wrong = failure.error_class not in PASSING and failure.signature is not None and now is not None
+    return wrong and failure.signature is not None and now is not None and failure.signature.fits(now)
 
 
 def _level(row: Mapping[str, Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -408,3 +409,154 @@ def test_large_tables_are_asked_by_query(folder, tmp_path, monkeypatch):
         (result,) = pool.read_many([fg.VideoReadRequest(paths[5], [9])])
         assert np.array_equal(full_decode(paths[5])[[9]], result.array)
         assert not result.stats.index_builds
+
+
+def test_pruning_removes_only_what_is_gone(folder, tmp_path, monkeypatch):
+    """Not what a listing does not name but is there, not what another builder has added, nothing where a folder fails."""
+    table = fg.IndexTable.open(tmp_path / "t.lance", create=True)
+    odd = folder / "x.bin"
+    shutil.copyfile(folder / "part0" / "00.mp4", odd)
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copyfile(odd, tmp_path / "elsewhere" / "b.mp4")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    build_table([str(folder), str(odd), str(folder / "link" / "b.mp4")], table)
+    rows = len(table)
+    report = build_table([str(folder)], table, BuildOptions(prune=True))
+    assert ([], 0, rows) == (report.deleted, report.pruned, len(table))
+    later = folder / "later.mp4"
+
+    class Meanwhile(LocalEngine):
+        def run(self, shards):
+            yield from super().run(shards)
+            shutil.copyfile(odd, later)
+            build_table([str(later)], fg.IndexTable.open(tmp_path / "t.lance"))
+
+    report = build_table([str(folder)], table, BuildOptions(prune=True, rebuild=True), engine=Meanwhile(1))
+    assert ([], 0) == (report.deleted, report.pruned)
+    assert str(later) in fg.IndexTable.open(tmp_path / "t.lance")
+    plain = os.scandir
+
+    def failing(path="."):
+        if str(path).endswith("part1"):
+            raise OSError(5, "Input/output error", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(fg.SourceError, match="cannot be listed"):
+        build_table([str(folder)], fg.IndexTable.open(tmp_path / "t.lance"), BuildOptions(prune=True))
+    assert rows + 1 == len(fg.IndexTable.open(tmp_path / "t.lance"))
+
+
+def test_failures_of_the_way_are_tried_again(media, tmp_path):
+    """A file that was missing, or whose version nobody knows, is read when it is there; only the same bad bytes are not."""
+    place = tmp_path / "served"
+    place.mkdir()
+    shutil.copyfile(media["bframes"], place / "good.mp4")
+    table = fg.IndexTable.open(tmp_path / "t.arrow", create=True)
+    (tmp_path / "list.txt").write_text(str(place / "late.mp4"))
+    with RangeServer(place) as server:
+        sources = [f"@{tmp_path / 'list.txt'}", server.url("web.mp4"), server.url("good.mp4")]
+        first = build_table(sources, table)
+        assert {"SourceNotFoundError": 2} == dict(first.failed)
+        shutil.copyfile(media["hevc"], place / "late.mp4")
+        (place / "web.mp4").write_bytes(b"junk that is no video")
+        second = build_table(sources, table)
+        assert (1, {"NotMp4Error": 1}) == (second.built, dict(second.failed))
+        shutil.copyfile(media["hevc"], place / "web.mp4")
+        third = build_table(sources, table)
+        assert (1, 2, True) == (third.built, third.skipped, third.is_whole)
+
+
+def test_builders_beside_one_another_keep_each_others_rows(folder, tmp_path):
+    """Two tables open on one Arrow file, written in turn: no row is lost, none is there twice."""
+    one, other = (fg.IndexTable.open(tmp_path / "t.arrow", create=True) for _ in range(2))
+    build_table([str(folder / "part0")], one)
+    build_table([str(folder / "part1"), str(folder / "part0" / "00.mp4")], other)
+    build_table([str(folder / "part0")], one)
+    assert 12 == len(set(contents_keys(tmp_path / "t.arrow"))) == len(contents_keys(tmp_path / "t.arrow"))
+
+
+def contents_keys(uri):
+    return [row["uri"] for row in contents(uri)]
+
+
+def test_names_that_are_odd(media, tmp_path):
+    """A name that is no UTF-8, one that is too long, one with a secret: failures of their own, without the secret; the rest is built."""
+    (tmp_path / "odd").mkdir()
+    place = os.fsencode(tmp_path / "odd")
+    for name in (b"good.mp4", b"b\xff\xfe.mp4", b"it's 100% \xc3\xbc #1?.mp4"):
+        shutil.copyfile(media["bframes"], os.path.join(place, name))
+    table = fg.IndexTable.open(tmp_path / "t.lance", create=True)
+    sources = [
+        str(tmp_path / "odd"),
+        "x" * 300 + ".mp4",
+        "s3://AK:S3CRET@bucket/c.mp4",
+        f"file://{tmp_path / 'odd' / 'good.mp4'}",
+    ]
+    told = []
+    report = build_table(sources, table, progress=told.append)
+    assert 2 == report.built
+    assert 3 == sum(report.failed.values())
+    everything = repr(told) + repr(FailedVideos(table.uri).all()) + "".join(str(one.error) for one in told)
+    assert "S3CRET" not in everything
+    assert 2 == build_table(sources, table).skipped
+
+
+def test_a_process_that_dies_costs_its_video_only(folder, tmp_path):
+    """A video on which its process dies is a failure; all others of the build are rows."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, sys\n"
+        "import fluxon_gop.build_shards as shards\n"
+        "from fluxon_gop.cli import main\n"
+        "plain = shards.open_source\n"
+        "def opening(uri, options=None):\n"
+        "    if uri.endswith('05.mp4'):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return plain(uri, options)\n"
+        "shards.open_source = opening\n"
+        "if __name__ == '__main__':\n"
+        "    sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [
+        sys.executable,
+        str(program),
+        "index",
+        "build",
+        str(folder),
+        "--to",
+        str(tmp_path / "t.lance"),
+    ]
+    command += ["--processes", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert 1 == done.returncode, done.stderr
+    sums = json.loads(done.stdout.splitlines()[-1])
+    assert (11, {"NotMp4Error": 1, "SourceError": 1}) == (sums["built"], sums["by_class"])
+
+
+def test_lists_with_and_without_a_head(folder, tmp_path):
+    """A CSV without names of columns is refused, not read without its first line; texts stay texts; a BOM is no part of a name."""
+    uri = str(folder / "part0" / "00.mp4")
+    (tmp_path / "bare.csv").write_text(f"{uri}\n{uri}\n")
+    with pytest.raises(fg.SourceError, match="no names of columns"):
+        list(list_videos([f"@{tmp_path / 'bare.csv'}"]))
+    (tmp_path / "n.csv").write_text("path,n\n0001,2\n2024-01-01,3\n")
+    assert ["0001", "2024-01-01"] == [
+        Path(listed.uri).name for listed in list_videos([f"@{tmp_path / 'n.csv'}"])
+    ]
+    (tmp_path / "bom.txt").write_text("\ufeff" + uri, encoding="utf-8")
+    assert [uri] == [listed.uri for listed in list_videos([f"@{tmp_path / 'bom.txt'}"])]
+
+
+def test_tables_beside_that_are_something_else(folder, tmp_path):
+    """A failures table of another kind, a data set without its versions: typed errors, and nothing is written over."""
+    import lance
+
+    lance.write_dataset(pa.table({"a": [1]}), str(tmp_path / "t.failures.lance"))
+    with pytest.raises(fg.IndexTableError, match="no table of failures"):
+        build_table([str(folder)], fg.IndexTable.open(tmp_path / "t.lance", create=True))
+    build_table([str(folder / "part0")], fg.IndexTable.open(tmp_path / "h.lance", create=True))
+    shutil.rmtree(tmp_path / "h.lance" / "_versions")
+    with pytest.raises(fg.IndexTableError, match="cannot be opened"):
+        fg.IndexTable.open(tmp_path / "h.lance", create=True)
+    assert "/x/t.failures.lance" == uri_beside("/x/t.lance/")
