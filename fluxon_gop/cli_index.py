@@ -269,7 +269,7 @@ def index_verify(
 ) -> None:
     """Hold the rows of a table against the files.
 
-    signature: the file is there, of the row's version. counts: its boxes name the same samples. entry-points: the bitstream bears the row out. pixels: frames read by the row are FFmpeg's. Rows that do not stand are listed; building again mends them.
+    signature: the file is there, of the row's version. counts: its boxes name the same samples. entry-points: the bitstream bears the row out. pixels: frames read by the row are FFmpeg's. Rows that do not stand are listed; a build mends stale ones, with --rebuild the others too.
     """
     counts: dict[str, int] = {}
     with IndexTable.open(table) as opened, progress("verifying", None) as advance:

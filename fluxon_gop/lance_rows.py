@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,17 @@ from fluxon_gop.sources.lance_blob import lance_options
 
 if TYPE_CHECKING:
     from lance import LanceDataset
+
+
+@contextmanager
+def _typed(uri: str) -> Iterator[None]:
+    """Raise what Lance raises as one of our errors, without the places in its own sources."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        line = str(error).splitlines()[0].split(", /home/", 1)[0] if str(error) else type(error).__name__
+        text = f"{uri}: the table cannot be read or written: {line}"
+        raise IndexTableError(text, uri=uri) from error
 
 
 def _has_data(uri: str) -> bool:
@@ -106,35 +118,40 @@ class LanceRows:
         """Return the rows that fulfil a condition; of an indexed column without a scan."""
         dataset = self._open()
         assert dataset is not None
-        return dataset.to_table(columns=columns, filter=condition)
+        with _typed(self._uri):
+            return dataset.to_table(columns=columns, filter=condition)
 
     def scalars(self, columns: list[str]) -> pa.Table:
         """Return these columns of all rows."""
         dataset = self._open()
         assert dataset is not None
-        return dataset.to_table(columns=columns)
+        with _typed(self._uri):
+            return dataset.to_table(columns=columns)
 
     def take(self, positions: list[int]) -> pa.Table:
         """Return these rows, in this order."""
         dataset = self._open()
         assert dataset is not None
-        return dataset.take(positions)
+        with _typed(self._uri):
+            return dataset.take(positions)
 
     def append(self, table: pa.Table) -> None:
         """Add rows as a new version."""
         import lance
 
         exists = self._open() is not None
-        self._dataset = lance.write_dataset(
-            table, self._uri, mode="append" if exists else "create", storage_options=self._options
-        )
+        with _typed(self._uri):
+            self._dataset = lance.write_dataset(
+                table, self._uri, mode="append" if exists else "create", storage_options=self._options
+            )
 
     def replace(self, table: pa.Table) -> None:
         """Put rows in the place of those with the same keys, as a new version."""
         dataset = self._open()
         assert dataset is not None
         merge = dataset.merge_insert(list(KEY_COLUMNS))
-        merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
+        with _typed(self._uri):
+            merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
         self._dataset = None
 
     def overwrite(self, table: pa.Table) -> None:

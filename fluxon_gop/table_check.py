@@ -109,8 +109,9 @@ def _differences(
 ) -> Iterator[tuple[str, str]]:
     """Yield the rows that an index built anew does not bear out, and why."""
     keys = list(rows)
-    sources: list[RangeSource] = [open_source(key, options) for key in keys]
+    sources: list[RangeSource] = []
     try:
+        sources += [open_source(key, options) for key in keys]
         for place, index, error in indexes_of(sources, [ReadStats() for _ in keys], check=entry_points):
             row = rows[keys[place]]
             if index is None:

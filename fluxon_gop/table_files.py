@@ -13,6 +13,7 @@ import pyarrow.parquet
 from fluxon_gop.errors import IndexTableError
 from fluxon_gop.index_rows import SCHEMA, Key, keys_of
 from fluxon_gop.index_table import IndexTable
+from fluxon_gop.model import VideoIndex
 
 ROWS = 1024
 
@@ -25,7 +26,8 @@ def merge_tables(
 ) -> tuple[int, int]:
     """Add the rows of tables to another one; return how many were added, and how many replaced one of the same key.
 
-    A row replaces one of the same key unless it is the same; of several tables the last one's counts. 1,024 rows a commit.
+    A row replaces one of the same key unless it is the same; of several tables the last one's counts. Damaged rows are left
+    out, and replaced. 1,024 rows a commit.
 
     Raises:
         IndexTableError: a table is missing, or of another format.
@@ -33,16 +35,25 @@ def merge_tables(
     added = replaced = 0
     for source in sources:
         with IndexTable.open(source, storage_options=storage_options) as table:
-            for rows in encoded_rows(table):
-                there = to.known(keys_of(rows), ["row_checksum"])
+            for part in encoded_rows(table):
+                sound = [isinstance(row, VideoIndex) for row in table.lookup(keys_of(part))]
+                rows = part.filter(pa.array(sound, pa.bool_()))
+                keys = keys_of(rows)
+                there = to.known(keys, ["row_checksum"])
+                stand = {
+                    key
+                    for key, row in zip(keys, to.lookup(keys), strict=True)
+                    if isinstance(row, VideoIndex)
+                }
                 sums = rows.column("row_checksum").to_pylist()
-                before = [there.get(key) for key in keys_of(rows)]
-                new = pa.array([row is None for row in before])
+                before = [there.get(key) for key in keys]
+                new = pa.array([row is None for row in before], pa.bool_())
                 changed = pa.array(
                     [
-                        row is not None and row["row_checksum"] != mine
-                        for row, mine in zip(before, sums, strict=True)
-                    ]
+                        row is not None and (row["row_checksum"] != mine or key not in stand)
+                        for key, row, mine in zip(keys, before, sums, strict=True)
+                    ],
+                    pa.bool_(),
                 )
                 to.write(rows.filter(new), rows.filter(changed))
                 added += sum(new.to_pylist())

@@ -103,6 +103,6 @@ def _advice(forecast: dict[str, Any], paths: Counter[str], tails: int, count: in
         )
     if paths["damaged"] or paths["claims only"]:
         advice.append(
-            f"{paths['damaged'] + paths['claims only']} rows are of no use: build them again (index build)"
+            f"{paths['damaged'] + paths['claims only']} rows are of no use: build them again (index build --rebuild)"
         )
     return advice

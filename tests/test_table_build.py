@@ -317,6 +317,15 @@ def test_merge_and_export(folder, tmp_path):
     assert (12, 0) == merge_tables(sources, to)
     assert contents(tmp_path / "both.lance") == contents(tmp_path / "merged.lance")
     assert (0, 0) == merge_tables(sources, to)
+    # A damaged row is not taken over, and is replaced by a sound one.
+
+    damaged = to.encoded(to.keys()).set_column(4, SCHEMA.field(4), pa.array([7] * 12, pa.int64()))
+    with pa.OSFile(str(tmp_path / "d.arrow"), "wb") as file, pa.ipc.new_file(file, SCHEMA) as out:
+        out.write_table(damaged.cast(SCHEMA))
+    broken = fg.IndexTable.open(tmp_path / "d.arrow")
+    assert (0, 0) == merge_tables([tmp_path / "d.arrow"], to)
+    assert (0, 12) == merge_tables(sources, broken)
+    assert {"ok"} == {row.status for row in verify_table(broken)}
     assert 12 == export_parquet(to, tmp_path / "t.parquet")
     rows = pa.parquet.read_table(tmp_path / "t.parquet")
     assert SCHEMA.names == rows.schema.names
@@ -559,4 +568,10 @@ def test_tables_beside_that_are_something_else(folder, tmp_path):
     shutil.rmtree(tmp_path / "h.lance" / "_versions")
     with pytest.raises(fg.IndexTableError, match="cannot be opened"):
         fg.IndexTable.open(tmp_path / "h.lance", create=True)
+    table = fg.IndexTable.open(tmp_path / "g.lance", create=True)
+    build_table([str(folder / "part0")], table)
+    for path in (tmp_path / "g.lance" / "data").iterdir():
+        path.write_bytes(b"torn")
+    with pytest.raises(fg.IndexTableError, match="cannot be read or written"):
+        fg.IndexTable.open(tmp_path / "g.lance").keys()
     assert "/x/t.failures.lance" == uri_beside("/x/t.lance/")
