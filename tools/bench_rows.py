@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 
@@ -105,11 +106,8 @@ def main() -> int:
         uri = str(folder / "million.lance")
         if not Path(uri).exists():
             make(folder, given.rows)
-        size = sum(
-            path.stat().st_size
-            for path in Path(uri).rglob("*")
-            if path.is_file() and "_indices" not in path.parts
-        )
+        files = [file for fragment in lance.dataset(uri).get_fragments() for file in fragment.data_files()]
+        size = sum(file.file_size_bytes or 0 for file in files)
         opened = []
         for _ in range(5):
             started = time.perf_counter()
