@@ -138,7 +138,9 @@ def main() -> int:
             figures(
                 "one video",
                 lambda: fg.ClipDataset(
-                    fg.IndexTable.open(uri).keys()[:1], fg.Windows(LENGTH), index=fg.IndexTable.open(uri)
+                    [str(key) for key in fg.IndexTable.open(uri).keys()[:1]],
+                    fg.Windows(LENGTH),
+                    index=fg.IndexTable.open(uri),
                 ),
                 given.batches,
             ),
