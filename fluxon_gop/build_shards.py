@@ -20,14 +20,12 @@ import pyarrow as pa
 
 from fluxon_gop.decode_check import check_by_decoding
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError, SourceError
-from fluxon_gop.index_build import indexes_of
+from fluxon_gop.index_build import BATCH, indexes_of
 from fluxon_gop.index_rows import Key, encode
 from fluxon_gop.model import Signature, VideoIndex
 from fluxon_gop.sources import RangeSource, open_source
+from fluxon_gop.sources.range_source import table_key_of
 from fluxon_gop.stats import ReadStats
-
-SHARD = 64
-"""Videos of a shard: their waves run together."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Outcome:
 
     uri: str
     status: str
-    """built, skipped, or failed."""
+    """built, skipped, failed, or failed_before (and not tried again)."""
     frames: int | None = None
     gops: int | None = None
     requests: int = 0
@@ -73,8 +71,8 @@ class ShardDone:
 def build_shard(shard: Shard) -> ShardDone:
     """Index a shard's videos, 64 side by side; a failure is an outcome."""
     parts = [
-        _build(shard, shard.uris[at : at + SHARD], shard.known[at : at + SHARD])
-        for at in range(0, len(shard.uris), SHARD)
+        _build(shard, shard.uris[at : at + BATCH], shard.known[at : at + BATCH])
+        for at in range(0, len(shard.uris), BATCH)
     ]
     whole = ShardDone(pa.concat_tables([part.rows for part in parts]), [])
     for part in parts:
@@ -112,7 +110,7 @@ def _build(shard: Shard, uris: Sequence[str], known_versions: Sequence[Signature
                 except FluxonGopError as wrong:
                     index, why = None, wrong
             if index is not None:
-                rows.append((getattr(source, "table_key", source.name), index))
+                rows.append((table_key_of(source), index))
             outcomes.append(_outcome(source, index, why, one))
             total.add(one)
     finally:
@@ -150,6 +148,11 @@ def _outcome(
 class Engine(Protocol):
     """Runs shards, some side by side."""
 
+    @property
+    def shard(self) -> int:
+        """Videos of a shard."""
+        ...
+
     def run(self, shards: Iterable[Shard]) -> Iterator[ShardDone]:
         """Yield what comes of the shards, in no set order; takes them as they are asked for, and not far ahead."""
         ...
@@ -157,6 +160,8 @@ class Engine(Protocol):
 
 class LocalEngine:
     """Shards in processes of this machine, or on two threads of this one."""
+
+    shard = BATCH
 
     def __init__(self, processes: int) -> None:
         """Start nothing yet; 1 builds here."""

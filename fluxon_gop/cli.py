@@ -20,8 +20,8 @@ from fluxon_gop.batch_plan import BatchPlan, count_of
 from fluxon_gop.cli_index import index_app
 from fluxon_gop.cli_output import EXIT_CODES, NAME, PLAIN, Json, Table, example, opened, print_json, remark
 from fluxon_gop.demo import run_demo
-from fluxon_gop.errors import FluxonGopError, InvalidRequestError
-from fluxon_gop.facts import one_line, plan_facts
+from fluxon_gop.errors import FluxonGopError, InvalidRequestError, one_line
+from fluxon_gop.facts import plan_facts
 from fluxon_gop.picture import sheet_of
 from fluxon_gop.pool import VideoReaderPool
 from fluxon_gop.reader import VideoReader

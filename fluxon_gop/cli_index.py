@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +12,12 @@ import typer
 
 from fluxon_gop.build_shards import Outcome
 from fluxon_gop.cli_output import PLAIN, Json, Table, about, example, print_json, progress, remark, show
+from fluxon_gop.errors import FluxonGopError
 from fluxon_gop.facts import outcome_facts, row_of, video_facts
 from fluxon_gop.failed_videos import uri_beside
-from fluxon_gop.index_build import BuildReport, build_index
+from fluxon_gop.index_build import build_index
 from fluxon_gop.index_table import IndexTable
-from fluxon_gop.lance_video_writer import add_index_columns
+from fluxon_gop.lance_video_writer import ColumnsReport, add_index_columns
 from fluxon_gop.picture import gop_map, gop_text
 from fluxon_gop.sources import uri_of
 from fluxon_gop.table_build import BuildOptions, TableReport, build_table, engine_of
@@ -122,11 +124,7 @@ def index_build(
 
 
 def _tell_table(to: str, report: TableReport, failures: list[Outcome], as_json: bool) -> None:
-    requests, nbytes, failed = (
-        report.stats.total_requests,
-        report.stats.total_bytes,
-        sum(report.failed.values()),
-    )
+    failed = sum(report.failed.values())
     if as_json:
         print_json(
             {
@@ -138,15 +136,13 @@ def _tell_table(to: str, report: TableReport, failures: list[Outcome], as_json: 
                 "by_class": dict(report.failed.most_common()),
                 "deleted": len(report.deleted),
                 "pruned": report.pruned,
-                "requests": requests,
-                "bytes": nbytes,
+                "requests": report.stats.total_requests,
+                "bytes": report.stats.total_bytes,
                 "seconds": round(report.seconds, 3),
             }
         )
         return
-    for outcome in failures:
-        assert outcome.error is not None
-        remark(f"failed: {type(outcome.error).__name__}: {about(outcome.uri, outcome.error)}")
+    _tell_failures((outcome.uri, outcome.error) for outcome in failures if outcome.error is not None)
     if len(report.failed) > 1:
         remark(
             "failed by class: "
@@ -161,8 +157,18 @@ def _tell_table(to: str, report: TableReport, failures: list[Outcome], as_json: 
         remark(f"{'removed' if report.pruned else 'gone (--prune removes its row)'}: {uri}")
     if len(report.deleted) > 10:
         remark(f"... and {len(report.deleted) - 10} more")
+    _tell_sums(to, report, failed)
+
+
+def _tell_failures(failures: Iterable[tuple[str, FluxonGopError]]) -> None:
+    for uri, error in failures:
+        remark(f"failed: {type(error).__name__}: {about(uri, error)}")
+
+
+def _tell_sums(to: str, report: TableReport | ColumnsReport, failed: int) -> None:
     print(
-        f"{to}: {report.built} built, {report.skipped} skipped, {failed} failed; {requests:,} requests, {nbytes:,} bytes"
+        f"{to}: {report.built} built, {report.skipped} skipped, {failed} failed; "
+        f"{report.stats.total_requests:,} requests, {report.stats.total_bytes:,} bytes"
     )
 
 
@@ -184,25 +190,19 @@ def index_add_columns(
     The table has a row a video: episode_idx, video_key, and the MP4 bytes as the blob video_bytes. Rows that have their columns are skipped, no row moves, no other column is written; videos that have no index keep null columns and are listed at the end.
     """
     with progress("indexing", None) as advance:
-        report = add_index_columns(
-            table, check=check, progress=lambda rows: [advance() for _ in range(rows)]
-        )
-    _tell_build(table, report, as_json)
+        report = add_index_columns(table, check=check, progress=lambda rows: advance("", rows))
+    _tell_columns(table, report, as_json)
 
 
-def _tell_build(to: str, report: BuildReport, as_json: bool) -> None:
+def _tell_columns(to: str, report: ColumnsReport, as_json: bool) -> None:
     """Print what a build did; exit with 1 where it failed for some videos."""
-    requests, nbytes = report.stats.total_requests, report.stats.total_bytes
     if as_json:
         sums = {"built": report.built, "skipped": report.skipped, "failed": len(report.failures)}
-        print_json({"table": to, **sums, "requests": requests, "bytes": nbytes})
+        costs = {"requests": report.stats.total_requests, "bytes": report.stats.total_bytes}
+        print_json({"table": to, **sums, **costs})
     else:
-        for uri, error in report.failures:
-            remark(f"failed: {type(error).__name__}: {about(uri, error)}")
-        print(
-            f"{to}: {report.built} built, {report.skipped} skipped, {len(report.failures)} failed; "
-            f"{requests:,} requests, {nbytes:,} bytes"
-        )
+        _tell_failures(report.failures)
+        _tell_sums(to, report, len(report.failures))
     if report.failures:
         raise typer.Exit(1)
 

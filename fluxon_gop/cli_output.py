@@ -12,8 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fluxon_gop.errors import FluxonGopError
-from fluxon_gop.facts import one_line
+from fluxon_gop.errors import FluxonGopError, one_line
 from fluxon_gop.index_table import IndexTable
 
 NAME = "fluxon-gop"
@@ -52,7 +51,7 @@ def opened(table: str | None) -> Iterator[IndexTable | None]:
 
 @contextmanager
 def progress(title: str, total: int | None) -> Iterator[Any]:
-    """Give a function to call after each step with what to show; draws only where stderr is a terminal."""
+    """Give a function to call after a step, or some, with what to show; draws only where stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return
@@ -67,7 +66,7 @@ def progress(title: str, total: int | None) -> Iterator[Any]:
         *columns, console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False
     ) as drawn:
         task = drawn.add_task(title, total=total, note="")
-        yield lambda note="": drawn.update(task, advance=1, note=note)
+        yield lambda note="", steps=1: drawn.update(task, advance=steps, note=note)
 
 
 def show(facts: dict[str, Any], as_json: bool) -> None:

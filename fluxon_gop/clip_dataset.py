@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import logging
-import operator
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Self
 
@@ -40,6 +40,7 @@ from fluxon_gop.ranges import Int64Array
 from fluxon_gop.requests import (
     VideoReadRequest,
     VideoReadResult,
+    as_int,
     check_positive,
     check_size,
     check_threads,
@@ -146,7 +147,6 @@ class ClipDataset:
         check_positive("row_cache_bytes", row_cache_bytes)
         self._size = (height, width)
         self._on_error = on_error
-        self._kind = repr(clips)
         self._row_cache_bytes = int(row_cache_bytes)
         self._pool_options: dict[str, Any] = {
             "max_readers": max_readers,
@@ -174,20 +174,19 @@ class ClipDataset:
         if clips.needs_counts:
             counts[list(self.videos.unreadable)] = 0
         self._clips = clips.of(counts)
-        self._tell_of_none(counts)
+        self._tell_of_none(clips, counts)
         self._by_time = clips.by_time
-        self._length = clips.length
         self._handed: dict[str, HandedOver] = {}
         self._closed = False
         self._open_nothing()
 
-    def _tell_of_none(self, counts: Int64Array) -> None:
+    def _tell_of_none(self, clips: Clips, counts: Int64Array) -> None:
         """Refuse a data set without clips; tell of videos that have none."""
         if not self.videos.count:
             text = "there is no video"
             raise InvalidRequestError(text)
         if not len(self._clips):
-            text = f"no clip: {self._kind}; the longest of {self.videos.count} videos has {int(counts.max())} frames"
+            text = f"no clip: {clips}; the longest of {self.videos.count} videos has {int(counts.max())} frames"
             raise InvalidRequestError(text)
         without = self._clips.videos_without()
         if without:
@@ -226,20 +225,17 @@ class ClipDataset:
         return clip
 
     @property
+    def transform(self) -> Callable[[Sample], Any] | None:
+        """What makes of a sample what the data set returns."""
+        return self._maker.transform
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the clip table."""
         return self._clips.nbytes
 
     def _number(self, number: Any) -> int:
-        if isinstance(number, bool | np.bool_):
-            text = f"clip {number!r} is a bool: want an int"
-            raise TypeError(text)
-        try:
-            place = operator.index(number)
-        except TypeError:
-            text = f"clip {number!r} is a {type(number).__name__}: want an int"
-            raise TypeError(text) from None
-        count = len(self)
+        place, count = as_int("clips: asked for", number), len(self)
         if not -count <= place < count:
             text = f"clip {place} is beyond the end: the data set has {count} clips"
             raise FrameIndexError(text, source="the data set", index=place, length=count)
@@ -297,7 +293,7 @@ class ClipDataset:
             batch = self._begin(wanted, start=bool(ahead))
         try:
             if owner is not None:
-                self._batches.keep_only(owner, ahead, self._begin_ahead)
+                self._batches.keep_only(owner, ahead, partial(self._begin, start=True))
             reads = batch.requests if batch.handle is None else batch.handle
             results = pool.read_many(reads, on_error="raise" if self._on_error == "raise" else "skip")
         except BaseException:
@@ -310,9 +306,6 @@ class ClipDataset:
         return self._opened()[0].explain(
             self._begin([self._number(n) for n in numbers], start=False).requests
         )
-
-    def _begin_ahead(self, numbers: tuple[int, ...]) -> _Batch:
-        return self._begin(numbers, start=True)
 
     def _begin(self, numbers: Sequence[int], *, start: bool) -> _Batch:
         """Make a batch's requests, one a clip and view, and start their reads where asked to."""
@@ -442,7 +435,7 @@ class ClipDataset:
 
     def __repr__(self) -> str:
         """Show counts."""
-        return f"ClipDataset({len(self)} clips of {self._length} frames, {self.videos.count} videos)"
+        return f"ClipDataset({len(self)} clips of {self._maker.length} frames, {self.videos.count} videos)"
 
 
 def _close(pool: VideoReaderPool, pid: int) -> None:

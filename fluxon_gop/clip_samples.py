@@ -66,9 +66,9 @@ class SampleMaker:
         if masks and size[0] is None:
             text = "on_error='mask' needs height and width: black frames have a size too"
             raise InvalidRequestError(text)
-        self._views, self._length, self._size = views, length, size
+        self._views, self.length, self._size = views, length, size
         self._layout, self._array_type = layout, array_type
-        self._transform, self._masks = transform, masks
+        self.transform, self._masks = transform, masks
         if transform is not None and not callable(transform):
             text = f"transform is a {type(transform).__name__}: want a function of a sample"  # type: ignore[unreachable]
             raise TypeError(text)
@@ -84,7 +84,7 @@ class SampleMaker:
             pictures = [self._picture(None) for _ in self._views or [""]]
         times = results[0].pts_seconds if error is None else None
         if times is None:
-            times = np.full(self._length, math.nan)
+            times = np.full(self.length, math.nan)
         sample: Sample = {
             "frames": pictures[0] if self._views is None else dict(zip(self._views, pictures, strict=True)),
             "clip": clip.number,
@@ -96,12 +96,12 @@ class SampleMaker:
             sample[name] = self._value(values, clip.video)
         if self._masks:
             sample["valid"] = error is None
-        return sample if self._transform is None else self._transform(sample)
+        return sample if self.transform is None else self.transform(sample)
 
     def _picture(self, array: npt.NDArray[np.uint8] | None) -> Any:
         if array is None:
             height, width = self._size
-            array = np.zeros((self._length, height or 0, width or 0, 3), np.uint8)
+            array = np.zeros((self.length, height or 0, width or 0, 3), np.uint8)
         return self._array(array.transpose(0, 3, 1, 2) if self._layout == "NCHW" else array)
 
     def _value(self, values: HandedOver | Texts, video: int) -> Any:

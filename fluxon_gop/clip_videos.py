@@ -20,6 +20,7 @@ from fluxon_gop.ranges import ByteRange, Int64Array
 from fluxon_gop.reader import VideoReader
 from fluxon_gop.requests import Uri
 from fluxon_gop.sources import open_source
+from fluxon_gop.sources.range_source import table_key_of
 from fluxon_gop.stats import ReadStats
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class ClipVideos:
             return uri
         source = open_source(uri, self._options)
         try:
-            key: Key = getattr(source, "table_key", source.name)
+            key: Key = table_key_of(source)
         finally:
             if source is not uri:
                 source.close()

@@ -151,3 +151,8 @@ class DecodeError(FluxonGopError, RuntimeError):
     """Pictures could not be decoded. Attributes: ``source``, ``frames`` (their numbers)."""
 
     frames: tuple[int, ...]
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's text without line breaks."""
+    return " ".join(str(error).split())

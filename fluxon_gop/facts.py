@@ -9,7 +9,7 @@ import numpy as np
 
 from fluxon_gop.batch_plan import BatchPlan
 from fluxon_gop.build_shards import Outcome
-from fluxon_gop.errors import IndexMissingError, IndexTableError, StaleIndexError
+from fluxon_gop.errors import IndexMissingError, IndexTableError, StaleIndexError, one_line
 from fluxon_gop.index_table import Damaged, IndexTable
 from fluxon_gop.model import Verdict, VideoIndex
 from fluxon_gop.sources import open_source
@@ -106,8 +106,3 @@ def plan_facts(plan: BatchPlan) -> dict[str, Any]:
             for video in plan.videos
         ],
     }
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error's text without line breaks."""
-    return " ".join(str(error).split())

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from fluxon_gop.arrow_file import ArrowFile, Rows
-from fluxon_gop.errors import FluxonGopError, IndexTableError
+from fluxon_gop.errors import FluxonGopError, IndexTableError, one_line
+from fluxon_gop.index_rows import signature_in
 from fluxon_gop.lance_rows import LanceRows
 from fluxon_gop.model import Signature
 
@@ -72,9 +73,8 @@ class FailedVideos:
         if row["resolved"]:
             self._failures.pop(row["uri"], None)
             return
-        version = None if row["size"] is None else Signature(row["size"], row["etag"], row["mtime_ns"])
         self._failures[row["uri"]] = Failure(
-            row["uri"], row["error_class"], row["message"], row["bytes"], version
+            row["uri"], row["error_class"], row["message"], row["bytes"], signature_in(row)
         )
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ def uri_beside(table_uri: str) -> str:
 
 def failure_of(uri: str, error: FluxonGopError, nbytes: int, signature: Signature | None) -> Failure:
     """Return an error as a failure: one line, no secrets (an error has none)."""
-    return Failure(uri, type(error).__name__, " ".join(str(error).split()), nbytes, signature)
+    return Failure(uri, type(error).__name__, one_line(error), nbytes, signature)
 
 
 def _row(failure: Failure, now: int, *, resolved: bool = False) -> dict[str, Any]:

@@ -6,7 +6,6 @@ The roof over parser, prefetch and table; the command line is its thin skin.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from fluxon_gop.decode_check import check_by_decoding
@@ -21,7 +20,7 @@ from fluxon_gop.sources import RangeSource, open_source
 from fluxon_gop.stats import ReadStats
 
 BATCH = 64
-"""Videos indexed side by side, and rows of one commit."""
+"""Videos indexed side by side."""
 CHECKS = ("none", "entry-points", "decode")
 
 
@@ -59,16 +58,6 @@ def build_index(
     finally:
         if source is not uri:
             source.close()
-
-
-@dataclass
-class BuildReport:
-    """What a build did."""
-
-    built: int = 0
-    skipped: int = 0
-    failures: list[tuple[str, FluxonGopError]] = field(default_factory=list)
-    stats: ReadStats = field(default_factory=ReadStats)
 
 
 def indexes_of(

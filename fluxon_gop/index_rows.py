@@ -256,6 +256,11 @@ def _feed(digest: hashlib.blake2b, value: Any) -> None:
         digest.update(int(value).to_bytes(8, "little", signed=True))
 
 
+def signature_in(row: Mapping[str, Any]) -> Signature | None:
+    """Return the version that a row's columns tell; None where they tell none."""
+    return None if row.get("size") is None else Signature(row["size"], row["etag"], row["mtime_ns"])
+
+
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     """Return the rows of a table of this schema, number lists as arrays without a Python number each."""
     rows: list[dict[str, Any]] = [{} for _ in range(table.num_rows)]

@@ -1,7 +1,7 @@
 """The sidecar table of video indexes: a Lance data set, or one Arrow IPC file by its suffix.
 
-Only the scalars that finding a row needs (key, signature, frame count) load up front; all else comes by
-key, for the videos of a batch, into a cache bounded in bytes. A row whose checksum fails is never used.
+Only the scalars that finding a row needs (key, signature, frame count) load up front, of a large table not even those;
+all else comes by key, for the videos of a batch, into a cache bounded in bytes. A row whose checksum fails is never used.
 """
 
 from __future__ import annotations
@@ -208,12 +208,7 @@ class IndexTable:
 
     def signature(self, key: Key) -> Signature | None:
         """Return the signature that the row of this key was built from; None without a row."""
-        row = self.known([key], ["size", "etag", "mtime_ns"]).get(key)
-        return (
-            None
-            if row is None or "size" not in row
-            else Signature(row["size"], row["etag"], row["mtime_ns"])
-        )
+        return index_rows.signature_in(self.known([key], ["size", "etag", "mtime_ns"]).get(key, {}))
 
     def held(self, keys: Sequence[Key]) -> list[Row] | None:
         """Return the rows where all of them are answered from memory, else None."""

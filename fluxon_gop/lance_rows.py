@@ -114,53 +114,48 @@ class LanceRows:
             "uri" in index.field_names for index in dataset.describe_indices()
         )
 
-    def find(self, condition: str, columns: list[str]) -> pa.Table:
-        """Return the rows that fulfil a condition; of an indexed column without a scan."""
+    @contextmanager
+    def _at_work(self) -> Iterator[LanceDataset]:
+        """Give the data set, which is there; what Lance raises meanwhile is one of our errors."""
         dataset = self._open()
         assert dataset is not None
         with _typed(self._uri):
+            yield dataset
+
+    def find(self, condition: str | None, columns: list[str]) -> pa.Table:
+        """Return the rows that fulfil a condition, None for all; of an indexed column without a scan."""
+        with self._at_work() as dataset:
             return dataset.to_table(columns=columns, filter=condition)
 
     def scalars(self, columns: list[str]) -> pa.Table:
         """Return these columns of all rows."""
-        dataset = self._open()
-        assert dataset is not None
-        with _typed(self._uri):
-            return dataset.to_table(columns=columns)
+        return self.find(None, columns)
 
     def take(self, positions: list[int]) -> pa.Table:
         """Return these rows, in this order."""
-        dataset = self._open()
-        assert dataset is not None
-        with _typed(self._uri):
+        with self._at_work() as dataset:
             return dataset.take(positions)
 
     def append(self, table: pa.Table) -> None:
         """Add rows as a new version."""
-        import lance
-
-        exists = self._open() is not None
-        with _typed(self._uri):
-            self._dataset = lance.write_dataset(
-                table, self._uri, mode="append" if exists else "create", storage_options=self._options
-            )
-
-    def replace(self, table: pa.Table) -> None:
-        """Put rows in the place of those with the same keys, as a new version."""
-        dataset = self._open()
-        assert dataset is not None
-        merge = dataset.merge_insert(list(KEY_COLUMNS))
-        with _typed(self._uri):
-            merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
-        self._dataset = None
+        self._write(table, "append" if self._open() is not None else "create")
 
     def overwrite(self, table: pa.Table) -> None:
         """Put rows in the place of all, as a new version."""
+        self._write(table, "overwrite")
+
+    def _write(self, table: pa.Table, mode: str) -> None:
         import lance
 
-        self._dataset = lance.write_dataset(
-            table, self._uri, mode="overwrite", storage_options=self._options
-        )
+        with _typed(self._uri):
+            self._dataset = lance.write_dataset(table, self._uri, mode=mode, storage_options=self._options)
+
+    def replace(self, table: pa.Table) -> None:
+        """Put rows in the place of those with the same keys, as a new version."""
+        with self._at_work() as dataset:
+            merge = dataset.merge_insert(list(KEY_COLUMNS))
+            merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
+        self._dataset = None
 
     def fragment_place(self) -> FragmentPlace:
         """Return where fragments of this table are written; the table is made where it is not there."""
@@ -172,22 +167,20 @@ class LanceRows:
         """Make fragments that somebody has written part of the table, as a new version."""
         import lance
 
-        dataset = self._open()
-        assert dataset is not None
         found = [lance.FragmentMetadata.from_json(text) for text in fragments]
-        self._dataset = lance.LanceDataset.commit(
-            self._uri,
-            lance.LanceOperation.Append(found),
-            read_version=dataset.version,
-            storage_options=self._options,
-        )
+        with self._at_work() as dataset:
+            self._dataset = lance.LanceDataset.commit(
+                self._uri,
+                lance.LanceOperation.Append(found),
+                read_version=dataset.version,
+                storage_options=self._options,
+            )
 
     def remove(self, keys: list[Key]) -> None:
         """Remove the rows of these keys as new versions, some thousand keys each."""
         for at in range(0, len(keys), _KEYS):
-            dataset = self._open()
-            assert dataset is not None
-            dataset.delete(where(keys[at : at + _KEYS]))
+            with self._at_work() as dataset:
+                dataset.delete(where(keys[at : at + _KEYS]))
             self._dataset = None
 
     def refresh(self) -> None:
@@ -196,29 +189,27 @@ class LanceRows:
 
     def maintain(self) -> None:
         """Join small fragments, index the keys of a large table, and bring the index up to date."""
-        dataset = self._open()
-        if dataset is None or "uri" not in dataset.schema.names:
+        schema = self.schema()
+        if schema is None or "uri" not in schema.names:
             return
-        self._drop_twins(dataset)
-        dataset = self._open()
-        assert dataset is not None
-        if len(dataset.get_fragments()) > MAX_FRAGMENTS:
-            dataset.optimize.compact_files(target_rows_per_fragment=1 << 20)
-            self._dataset = dataset = None
-            dataset = self._open()
-        assert dataset is not None
-        if dataset.count_rows() < INDEXED_ROWS:
-            return
-        if self.is_indexed():
-            dataset.optimize.optimize_indices()
-        else:
-            for column in ("uri", "relpath"):
-                dataset.create_scalar_index(column, "BTREE")
+        self._drop_twins()
+        with self._at_work() as dataset:
+            if len(dataset.get_fragments()) > MAX_FRAGMENTS:
+                dataset.optimize.compact_files(target_rows_per_fragment=1 << 20)
+                self._dataset = None
+        with self._at_work() as dataset:
+            if dataset.count_rows() < INDEXED_ROWS:
+                return
+            if self.is_indexed():
+                dataset.optimize.optimize_indices()
+            else:
+                for column in ("uri", "relpath"):
+                    dataset.create_scalar_index(column, "BTREE")
         self._dataset = None
 
-    def _drop_twins(self, dataset: LanceDataset) -> None:
+    def _drop_twins(self) -> None:
         """Remove all but the last row of each key: two builders at once may both have added it."""
-        keys = dataset.to_table(columns=list(KEY_COLUMNS), with_row_id=True)
+        keys = self.scalars([*KEY_COLUMNS, "_rowid"])
         numbered = keys.append_column("at", pa.array(range(keys.num_rows), pa.int64()))
         last = numbered.group_by(list(KEY_COLUMNS)).aggregate([("at", "max")])
         if last.num_rows == keys.num_rows:
@@ -226,7 +217,8 @@ class LanceRows:
         kept = set(last.column("at_max").to_pylist())
         twins = [row for at, row in enumerate(keys.column("_rowid").to_pylist()) if at not in kept]
         for at in range(0, len(twins), _KEYS):
-            dataset.delete(f"_rowid IN ({', '.join(map(str, twins[at : at + _KEYS]))})")
+            with self._at_work() as dataset:
+                dataset.delete(f"_rowid IN ({', '.join(map(str, twins[at : at + _KEYS]))})")
         self._dataset = None
 
 

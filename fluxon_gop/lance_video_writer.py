@@ -7,6 +7,7 @@ import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -22,7 +23,7 @@ from fluxon_gop.errors import (
     InvalidRequestError,
     SourceNotFoundError,
 )
-from fluxon_gop.index_build import BATCH, BuildReport, build_index, indexes_of
+from fluxon_gop.index_build import BATCH, build_index, indexes_of
 from fluxon_gop.index_rows import SWM_COLUMNS, SWM_VERSION_KEY
 from fluxon_gop.lance_rows import open_dataset
 from fluxon_gop.lance_video import BYTES, EPISODE, VIEW, check_layout, is_claims
@@ -189,13 +190,23 @@ class LanceVideoWriter:
         self.close()
 
 
+@dataclass
+class ColumnsReport:
+    """What ``add_index_columns`` did."""
+
+    built: int = 0
+    skipped: int = 0
+    failures: list[tuple[str, FluxonGopError]] = field(default_factory=list)
+    stats: ReadStats = field(default_factory=ReadStats)
+
+
 def add_index_columns(
     uri: str | os.PathLike[str],
     *,
     check: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-) -> BuildReport:
+) -> ColumnsReport:
     """Give a video table its index columns, in place, or the rows that lack them.
 
     Reads each such video's head, movie box and key samples' first bytes by ranges, never a whole blob, 64 videos side by
@@ -232,7 +243,7 @@ def add_index_columns(
     if missing or dataset.schema.metadata is None or SWM_VERSION_KEY not in dataset.schema.metadata:
         dataset.update_schema_metadata({SWM_VERSION_KEY.decode(): "1"})
         dataset = _newest(given, options)
-    report = BuildReport()
+    report = ColumnsReport()
     lacking, report.skipped = _lacking(dataset)
     seen = dataset.version
     for at in range(0, len(lacking), ROWS_OF_COMMIT):
@@ -267,7 +278,7 @@ def _lacking(dataset: LanceDataset) -> tuple[list[_Lacking], int]:
 
 
 def _indexes(
-    sources: Sequence[LanceBlobSource], report: BuildReport, *, check: bool, progress: Progress | None
+    sources: Sequence[LanceBlobSource], report: ColumnsReport, *, check: bool, progress: Progress | None
 ) -> list[VideoIndex | None]:
     """Build indexes, some side by side; None where there is none, which is in the report."""
     indexes: list[VideoIndex | None] = [None] * len(sources)

@@ -73,16 +73,17 @@ class ClipLoader:
             text = "ClipLoader needs torch: install it, or the extra fluxon-gop[torch]"
             raise InvalidRequestError(text) from None
         _check_workers(num_workers, start_method)
-        _check_options(
-            {
-                "batch_sampler": (
-                    batch_sampler,
-                    [batch_size != 1, shuffle, drop_last, sampler, rank, seed, world_size != 1],
-                ),
-                "sampler": (sampler, [shuffle, rank, seed, world_size != 1]),
-            },
-            options,
-        )
+        order = {"shuffle": shuffle, "seed": seed, "rank": rank, "world_size": world_size != 1}
+        if sampler is not None:
+            _refuse_beside("sampler", order)
+        if batch_sampler is not None:
+            batches = {
+                "batch_size": batch_size != 1,
+                "drop_last": drop_last,
+                "sampler": sampler is not None,
+            }
+            _refuse_beside("batch_sampler", {**order, **batches})
+        _check_options(options)
         if not isinstance(dataset, ClipDataset):
             text = f"dataset is a {type(dataset).__name__}: want a ClipDataset"  # type: ignore[unreachable]
             raise TypeError(text)
@@ -93,7 +94,7 @@ class ClipLoader:
         if start_method is None and num_workers:
             start_method = "fork" if why is None else "forkserver"
         if num_workers and start_method != "fork":
-            _check_picklable({"transform or labels": dataset, "collate_fn": collate_fn})
+            _check_picklable({"transform": dataset.transform, "collate_fn": collate_fn})
         if batch_sampler is None:
             if sampler is None:
                 sampler = ClipSampler(
@@ -286,23 +287,24 @@ class _Counted:
         return {"_collate": self._collate, "_dataset": None, "_before": {}}
 
 
-def _check_options(given: Mapping[str, tuple[object, list[object]]], options: Mapping[str, Any]) -> None:
-    """Refuse arguments that another one leaves without a meaning, and what would break the order of batches."""
-    for name, (value, others) in given.items():
-        if value is not None and any(other is not None and other for other in others):
-            less = "sampler, shuffle, batch_size, drop_last, " if name == "batch_sampler" else "shuffle, "
-            text = f"{name} is given: {less}seed, rank and world_size have no meaning beside it"
-            raise InvalidRequestError(text)
-    for name in ("dataset", "multiprocessing_context", "in_order"):
-        if name in options and not (name == "in_order" and options[name]):
-            text = (
-                f"{name} cannot be given: "
-                + {
-                    "dataset": "it is the first argument",
-                    "multiprocessing_context": "use start_method",
-                    "in_order": "a state tells the place in the order of batches, which have to come in order",
-                }[name]
-            )
+def _refuse_beside(name: str, others: Mapping[str, object]) -> None:
+    """Refuse arguments that a sampler of the caller's leaves without a meaning."""
+    given = [other for other, value in others.items() if value]
+    if given:
+        text = f"{name} is given: {', '.join(given)} would have no meaning beside it"
+        raise InvalidRequestError(text)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of torch's that are arguments here, or would break the order of batches."""
+    reasons = {
+        "dataset": "it is the first argument",
+        "multiprocessing_context": "use start_method",
+        "in_order": "a state tells the place in the order of batches, which have to come in order",
+    }
+    for name in reasons.keys() & options.keys():
+        if name != "in_order" or not options[name]:
+            text = f"{name} cannot be given: {reasons[name]}"
             raise InvalidRequestError(text)
 
 

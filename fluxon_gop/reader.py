@@ -48,6 +48,7 @@ from fluxon_gop.requests import (
     check_timeout,
 )
 from fluxon_gop.sources import RangeSource, is_source, open_source
+from fluxon_gop.sources.range_source import table_key_of
 from fluxon_gop.stats import ReadStats, WaveKind
 from fluxon_gop.video_jobs import VideoJobs
 
@@ -185,7 +186,7 @@ class VideoReader:
     @property
     def key(self) -> Key:
         """The key of this video in an index table: its source's ``table_key`` where it has one, else its name."""
-        key: Key = getattr(self._source, "table_key", self._source.name)
+        key: Key = table_key_of(self._source)
         return key
 
     @property

@@ -61,15 +61,20 @@ def as_frames(indices: Indices) -> Int64Array:
     return frames
 
 
-def _as_integer(value: Any) -> int:
+def as_int(where: str, value: Any) -> int:
+    """Return an integer of any kind as an int; ``where`` begins the TypeError of what is none, a bool included."""
     if isinstance(value, bool | np.bool_):
-        text = f"indices holds {value!r}, a bool: want integers"
+        text = f"{where} {value!r}, a bool: want integers"
         raise TypeError(text)
     try:
-        number = operator.index(value)
+        return operator.index(value)
     except TypeError:
-        text = f"indices holds {value!r}, a {type(value).__name__}: want integers"
+        text = f"{where} {value!r}, a {type(value).__name__}: want integers"
         raise TypeError(text) from None
+
+
+def _as_integer(value: Any) -> int:
+    number = as_int("indices holds", value)
     if number >= MAX_NUMBER:
         text = f"frame {number} is beyond the end of any video"
         raise InvalidRequestError(text)

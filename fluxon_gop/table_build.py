@@ -12,24 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from fluxon_gop import errors
 from fluxon_gop.build_shards import Engine, LocalEngine, Outcome, Shard, ShardDone
-from fluxon_gop.errors import (
-    DeadlineError,
-    InvalidRequestError,
-    ShortReadError,
-    SourceChangedError,
-    SourceError,
-    SourceNotFoundError,
-    SourcePermissionError,
-)
+from fluxon_gop.errors import InvalidRequestError, SourceError
 from fluxon_gop.failed_videos import FailedVideos, Failure, failure_of
 from fluxon_gop.index_build import CHECKS
-from fluxon_gop.index_rows import Key, keys_of, positions
+from fluxon_gop.index_rows import keys_of, positions, signature_in
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import Signature, Verdict
 from fluxon_gop.sources.listing import Listed
@@ -38,18 +31,6 @@ from fluxon_gop.video_listing import SUFFIXES, list_videos, roots_of
 
 CHUNK = 1024
 """Listed videos that are held against the table at once."""
-PASSING = frozenset(
-    kind.__name__
-    for kind in (
-        SourceError,
-        SourceNotFoundError,
-        SourcePermissionError,
-        ShortReadError,
-        SourceChangedError,
-        DeadlineError,
-    )
-)
-"""Failures of the way to a file, not of the file: tried again each time."""
 COMMIT_ROWS, COMMIT_SECONDS = 1024, 20.0
 """Rows are committed when there are so many, or so long after the last commit."""
 
@@ -124,6 +105,14 @@ def build_table(
     return _Build(table, options, engine or LocalEngine(1), progress).run(sources)
 
 
+class _Wanted(NamedTuple):
+    """A video to be built, or to be asked whether it is of the version that is known."""
+
+    uri: str
+    known: Signature | None
+    has_row: bool
+
+
 class _Build:
     """One build under way."""
 
@@ -139,7 +128,6 @@ class _Build:
         self._failed = FailedVideos(table.uri, table.storage_options)
         self._report = TableReport()
         self._seen: list[int] = []
-        self._there: set[Key] = set()
         self._rows: list[pa.Table] = []
         self._outcomes: list[Outcome] = []
         self._committed = time.monotonic()
@@ -165,8 +153,8 @@ class _Build:
 
     def _shards(self, sources: Sequence[str]) -> Iterator[Shard]:
         """Yield what has to be built, as the listing comes."""
-        options, size = self._options, getattr(self._engine, "shard", 64)
-        waiting: list[tuple[str, Signature | None]] = []
+        options, size = self._options, self._engine.shard
+        waiting: list[_Wanted] = []
         listing = list_videos(sources, options.storage_options)
         while chunk := list(islice(listing, CHUNK)):
             waiting += self._wanting(chunk)
@@ -176,13 +164,13 @@ class _Build:
         if waiting:
             yield self._shard(waiting)
 
-    def _shard(self, videos: list[tuple[str, Signature | None]]) -> Shard:
-        uris, known = zip(*videos, strict=True)
+    def _shard(self, videos: list[_Wanted]) -> Shard:
+        uris, known, _ = zip(*videos, strict=True)
         options = self._options
-        there = frozenset(uri for uri in uris if uri in self._there)
+        there = frozenset(video.uri for video in videos if video.has_row)
         return Shard(uris, known, options.check, options.storage_options, there)
 
-    def _wanting(self, chunk: list[Listed]) -> list[tuple[str, Signature | None]]:
+    def _wanting(self, chunk: list[Listed]) -> list[_Wanted]:
         """Return the videos that have no row, or one of another version, or may have one; tell of the others."""
         options = self._options
         names = [listed.uri for listed in chunk]
@@ -191,16 +179,10 @@ class _Build:
             [name for name in names if _is_text(name)],
             ["size", "mtime_ns", "etag", "gop_verdict", "container_reason"],
         )
-        wanting: list[tuple[str, Signature | None]] = []
+        wanting: list[_Wanted] = []
         for listed in chunk:
             row = rows.get(listed.uri)
-            if row is not None:
-                self._there.add(listed.uri)
-            known = (
-                None
-                if row is None or "size" not in row
-                else Signature(row["size"], row["etag"], row["mtime_ns"])
-            )
+            known = None if row is None else signature_in(row)
             if options.rebuild or (row is not None and _level(row) < CHECKS.index(options.check)):
                 known = None
             failure = None if options.retry_failed or options.rebuild else self._failed.get(listed.uri)
@@ -211,7 +193,8 @@ class _Build:
                 self._report.failed_before += 1
                 self._tell(Outcome(listed.uri, "failed_before", signature=listed.signature))
             else:
-                wanting.append((listed.uri, known if listed.signature is None else None))
+                unknown = listed.signature is None
+                wanting.append(_Wanted(listed.uri, known if unknown else None, row is not None))
         return wanting
 
     # ------------------------------------------------------------- what came of it
@@ -242,9 +225,9 @@ class _Build:
                 table = table.take(pa.array(sorted(last.values()), pa.int64()))
         if table is not None and table.num_rows:
             keys = keys_of(table)
-            # Keys that a listing named otherwise, or that another builder has added since, too.
-            self._there |= set(self._table.known([key for key in keys if key not in self._there], ["size"]))
-            old = np.array([key in self._there for key in keys])
+            # Asked now: another builder may have added some since they were listed.
+            there = self._table.known(keys, ["size"])
+            old = np.array([key in there for key in keys])
             self._table.write(table.filter(pa.array(~old)), table.filter(pa.array(old)))
         self._failed.note(
             [
@@ -316,9 +299,11 @@ def _is_there(uri: str) -> bool:
 
 
 def _stands(failure: Failure, now: Signature | None) -> bool:
-    """Return whether trying again would fail again: the file itself was wrong, and is the same still."""
-    wrong = failure.error_class not in PASSING and failure.signature is not None and now is not None
-    return wrong and failure.signature is not None and now is not None and failure.signature.fits(now)
+    """Return whether trying again would fail again: the file itself was wrong, not the way to it, and is the same still."""
+    if failure.signature is None or now is None:
+        return False
+    kind = getattr(errors, failure.error_class, SourceError)
+    return not issubclass(kind, SourceError) and failure.signature.fits(now)
 
 
 def _level(row: Mapping[str, Any]) -> int:

@@ -20,7 +20,7 @@ import pyarrow.parquet
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError, SourceError
 from fluxon_gop.model import Signature
 from fluxon_gop.sources import LanceBlobSource, uri_of
-from fluxon_gop.sources.lance_blob import group_of_blobs
+from fluxon_gop.sources.lance_blob import group_of_blobs, split_address
 from fluxon_gop.sources.listing import Listed, can_be_listed, list_files
 
 SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".3gp", ".3g2", ".m4s", ".avif"})
@@ -172,10 +172,8 @@ def _open_csv(path: str) -> Any:
 
 def _blobs(name: str, options: Mapping[str, Any] | None) -> Iterator[Listed]:
     """Yield the blobs of a column of a Lance data set."""
-    place, _, query = name.partition("://")[2].rpartition("?")
-    inner = name.partition("://")[0].partition("+")[2]
-    column = query.removeprefix("column=")
-    dataset = f"{inner}://{place}" if inner else place
+    dataset, query = split_address(name)
+    column = query.get("column", [""])[0]
     group = group_of_blobs(dataset, column, None, dict(options or {}))
     count = group.dataset().count_rows()
     for start in range(0, count, _ROWS):

@@ -11,11 +11,7 @@ with 128 files at a time.
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -35,6 +31,7 @@ import fluxon_gop as fg  # noqa: E402
 from fluxon_gop.build_shards import LocalEngine  # noqa: E402
 from fluxon_gop.encode import Recipe, numbered_picture, write_video  # noqa: E402
 from fluxon_gop.table_build import BuildOptions, build_table, engine_of  # noqa: E402
+from tools.bench_about import about  # noqa: E402
 from tools.bench_server import place, served  # noqa: E402
 
 AT_ONCE = 128
@@ -198,16 +195,16 @@ def main() -> int:
             episodes = sorted(given.media.glob("of16_*.mp4"))
             throughput += beside("episodes", episodes, folder, given.throughput_files // 2)
         engines = on_s3(made, folder, given.files) if given.files else []
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "versions": {n: importlib.metadata.version(n) for n in ("fluxon-gop", "av", "obstore", "pylance")},
-        "command": " ".join(sys.argv),
-    }
     if given.out is not None:
         given.out.write_text(
-            json.dumps({"about": about, "throughput": throughput, "engines": engines}, indent=1)
+            json.dumps(
+                {
+                    "about": about("fluxon-gop", "av", "obstore", "pylance"),
+                    "throughput": throughput,
+                    "engines": engines,
+                },
+                indent=1,
+            )
         )
     return 0
 

@@ -12,12 +12,9 @@ libraries and mapped files, which all processes share) and RssShmem. The same cl
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import multiprocessing
-import os
 import pickle
-import platform
 import sys
 import tempfile
 import time
@@ -32,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 import fluxon_gop as fg  # noqa: E402
 from fluxon_gop.encode import Recipe, numbered_picture, write_video  # noqa: E402
+from tools.bench_about import about  # noqa: E402
 from tools.bench_server import place  # noqa: E402
 
 FRAMES, LENGTH = 1057, 8
@@ -170,14 +168,10 @@ def main() -> int:
                 given.batches,
             )
         )
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "command": " ".join(sys.argv),
-    }
     if given.out is not None:
-        given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1))
+        given.out.write_text(
+            json.dumps({"about": about("fluxon-gop", "pylance", "torch"), "rows": rows}, indent=1)
+        )
     return 0
 
 

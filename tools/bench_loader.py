@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -37,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 import fluxon_gop as fg  # noqa: E402
 from tools import bench_media, bench_peers  # noqa: E402
 from tools.bench import Truth, compare  # noqa: E402
+from tools.bench_about import about  # noqa: E402
 from tools.bench_server import place, served  # noqa: E402
 
 EXACT_BATCHES = 3
@@ -273,17 +271,11 @@ def main() -> int:
                     row = {"latency_ms": latency, "workers": workers, **figures, **compare(got, wanted)}
                     rows.append(row)
                     print(json.dumps(row), flush=True)
-    versions = {
-        name: importlib.metadata.version(name) for name in ("fluxon-gop", "av", "torch", "numpy", "obstore")
-    }
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "versions": versions,
-        "command": " ".join(sys.argv),
-    }
-    given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1))
+    given.out.write_text(
+        json.dumps(
+            {"about": about("fluxon-gop", "av", "torch", "numpy", "obstore"), "rows": rows}, indent=1
+        )
+    )
     return 0 if all(row["exact"] for row in rows if row["reader"].startswith("fluxon")) else 1
 
 

@@ -9,11 +9,7 @@ drawn at random, so that nearly none is in the row cache; the file's pages are i
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -31,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 import fluxon_gop as fg  # noqa: E402
 from fluxon_gop.encode import Recipe, numbered_picture, write_video  # noqa: E402
 from fluxon_gop.index_rows import SCHEMA, checksum, encode, rows_of  # noqa: E402
+from tools.bench_about import about  # noqa: E402
 from tools.bench_clips import resident  # noqa: E402
 
 PART = 20_000
@@ -137,15 +134,8 @@ def main() -> int:
         "rss_mb_every_100_batches": held,
     }
     print(json.dumps(told))
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "pylance": importlib.metadata.version("pylance"),
-        "command": " ".join(sys.argv),
-    }
     if given.out is not None:
-        given.out.write_text(json.dumps({"about": about, **told}, indent=1))
+        given.out.write_text(json.dumps({"about": about("pylance"), **told}, indent=1))
     return 0
 
 

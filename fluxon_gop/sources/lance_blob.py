@@ -111,25 +111,24 @@ class LanceBlobSource(OneCallSource):
         return (_reopen, (self._dataset, self._column, self._row, self._version, self._given))
 
 
-def blob_of(uri: str, storage_options: Mapping[str, Any] | None) -> LanceBlobSource:
-    """Return the source of ``lance://PATH?column=C&row=N``, or of ``lance+s3://...`` and the like."""
+def split_address(uri: str) -> tuple[str, dict[str, list[str]]]:
+    """Return data set and query of ``lance://PATH?column=C&row=N``, or of ``lance+s3://...`` and the like."""
     scheme, _, rest = uri.partition("://")
     place, _, query = rest.rpartition("?")
-    wanted = parse_qs(query)
+    inner = scheme.partition("+")[2]
+    return f"{inner}://{place}" if inner else place, parse_qs(query)
+
+
+def blob_of(uri: str, storage_options: Mapping[str, Any] | None) -> LanceBlobSource:
+    """Return the source of the address of a blob."""
+    dataset, wanted = split_address(uri)
     try:
         column, row = wanted["column"][0], int(wanted["row"][0])
         version = int(wanted["version"][0]) if "version" in wanted else None
     except (KeyError, ValueError):
-        text = f"lance://{place or rest}: want ?column=COLUMN&row=NUMBER behind the data set"
+        text = f"{uri.rpartition('?')[0] or uri}: want ?column=COLUMN&row=NUMBER behind the data set"
         raise InvalidRequestError(text) from None
-    inner = scheme.partition("+")[2]
-    return LanceBlobSource(
-        f"{inner}://{place}" if inner else place,
-        column,
-        row,
-        version=version,
-        storage_options=storage_options,
-    )
+    return LanceBlobSource(dataset, column, row, version=version, storage_options=storage_options)
 
 
 class BlobGroup(OneCallGroup):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from fluxon_gop.errors import InvalidRequestError, SourceChangedError
 from fluxon_gop.model import Signature
@@ -105,6 +105,11 @@ def is_source(thing: object) -> TypeGuard[RangeSource]:
 
 
 _SOURCE_NAMES = ("name", "signature", "pin", "read", "read_head", "close")
+
+
+def table_key_of(source: RangeSource) -> Any:
+    """Return the key under which an index table knows a source: its ``table_key`` where it has one, else its name."""
+    return getattr(source, "table_key", source.name)
 
 
 def group_of(source: RangeSource) -> RangeGroup | None:
