@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -173,9 +175,8 @@ class LocalEngine:
             with ThreadPoolExecutor(2, thread_name_prefix="fluxon_gop-build") as threads:
                 yield from in_flight(threads, shards, 2)
             return
-        context = multiprocessing.get_context("forkserver")
         again: list[Shard] = []
-        with ProcessPoolExecutor(self._processes, mp_context=context) as pool:
+        with _process_pool(self._processes) as pool:
             pending = iter(shards)
             try:
                 yield from in_flight(pool, pending, 2 * self._processes, lost=again)
@@ -189,18 +190,34 @@ class LocalEngine:
         yield from self.run(pending)
 
     def _one_by_one(self, shard: Shard) -> Iterator[ShardDone]:
-        context = multiprocessing.get_context("forkserver")
-        pool = ProcessPoolExecutor(1, mp_context=context)
+        pool = _process_pool(1)
         for uri, known in zip(shard.uris, shard.known, strict=True):
             one = replace(shard, uris=(uri,), known=(known,))
             try:
                 yield pool.submit(build_shard, one).result()
             except BrokenProcessPool:
                 pool.shutdown()
-                pool = ProcessPoolExecutor(1, mp_context=context)
+                pool = _process_pool(1)
                 error = SourceError(f"{uri}: the process that indexed it has died", source=uri)
                 yield ShardDone(encode([]), [Outcome(uri, "failed", error=error)])
         pool.shutdown()
+
+
+def _process_pool(processes: int) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("forkserver")
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """In a worker: end where the build was killed; nobody else would end what waits for its work."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="fluxon_gop-parent", daemon=True).start()
 
 
 def in_flight(

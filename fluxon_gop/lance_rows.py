@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _typed(uri: str) -> Iterator[None]:
+def typed(uri: str) -> Iterator[None]:
     """Raise what Lance raises as one of our errors, without the places in its own sources."""
     try:
         yield
     except (OSError, ValueError) as error:
-        line = str(error).splitlines()[0].split(", /home/", 1)[0] if str(error) else type(error).__name__
-        text = f"{uri}: the table cannot be read or written: {line}"
+        text = f"{uri}: the table cannot be read or written: {_first_line(error)}"
         raise IndexTableError(text, uri=uri) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].split(", /home/", 1)[0] if str(error) else type(error).__name__
 
 
 def _has_data(uri: str) -> bool:
@@ -57,8 +60,37 @@ def open_dataset(uri: str, options: Mapping[str, Any] | None) -> LanceDataset | 
     except (ValueError, OSError) as error:
         if "not found" in str(error).lower() and not _has_data(uri):
             return None
-        text = f"{uri}: cannot be opened as a Lance data set: {str(error).splitlines()[0]}"
+        text = f"{uri}: cannot be opened as a Lance data set: {_first_line(error)}"
         raise IndexTableError(text, uri=uri) from None
+
+
+def create_dataset(
+    uri: str, options: Mapping[str, Any] | None, schema: pa.Schema, *, stable_row_ids: bool = False
+) -> LanceDataset:
+    """Return a data set, made without rows unless another process has just made it.
+
+    ``write_dataset(mode="create")`` is no way: of two at once, the second one's rows take the place of the first one's
+    (pylance 14: its commit is an overwrite, tried again as version 2).
+
+    Raises:
+        IndexTableError: it cannot be made.
+    """
+    import lance
+
+    try:
+        with typed(uri):
+            return lance.LanceDataset.commit(
+                uri,
+                lance.LanceOperation.Overwrite(schema, []),
+                storage_options=lance_options(uri, options),
+                max_retries=0,
+                enable_stable_row_ids=stable_row_ids,
+            )
+    except IndexTableError:
+        there = open_dataset(uri, options)
+        if there is None:
+            raise
+        return there
 
 
 class FragmentPlace(NamedTuple):
@@ -119,7 +151,7 @@ class LanceRows:
         """Give the data set, which is there; what Lance raises meanwhile is one of our errors."""
         dataset = self._open()
         assert dataset is not None
-        with _typed(self._uri):
+        with typed(self._uri):
             yield dataset
 
     def find(self, condition: str | None, columns: list[str]) -> pa.Table:
@@ -138,7 +170,13 @@ class LanceRows:
 
     def append(self, table: pa.Table) -> None:
         """Add rows as a new version."""
-        self._write(table, "append" if self._open() is not None else "create")
+        if self._open() is None:
+            self._create(table.schema)
+        self._write(table, "append")
+
+    def _create(self, schema: pa.Schema) -> None:
+        """Make the data set, without rows, unless another process has just done so."""
+        self._dataset = create_dataset(self._uri, self._options, schema)
 
     def overwrite(self, table: pa.Table) -> None:
         """Put rows in the place of all, as a new version."""
@@ -147,7 +185,7 @@ class LanceRows:
     def _write(self, table: pa.Table, mode: str) -> None:
         import lance
 
-        with _typed(self._uri):
+        with typed(self._uri):
             self._dataset = lance.write_dataset(table, self._uri, mode=mode, storage_options=self._options)
 
     def replace(self, table: pa.Table) -> None:
@@ -160,7 +198,7 @@ class LanceRows:
     def fragment_place(self) -> FragmentPlace:
         """Return where fragments of this table are written; the table is made where it is not there."""
         if self._open() is None:
-            self.append(SCHEMA.empty_table())
+            self._create(SCHEMA)
         return FragmentPlace(self._uri, self._options)
 
     def commit_fragments(self, fragments: Sequence[str]) -> None:

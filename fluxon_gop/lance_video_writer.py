@@ -25,7 +25,7 @@ from fluxon_gop.errors import (
 )
 from fluxon_gop.index_build import BATCH, build_index, indexes_of
 from fluxon_gop.index_rows import SWM_COLUMNS, SWM_VERSION_KEY
-from fluxon_gop.lance_rows import open_dataset
+from fluxon_gop.lance_rows import create_dataset, open_dataset, typed
 from fluxon_gop.lance_video import BYTES, EPISODE, VIEW, check_layout, is_claims
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.sources import LanceBlobSource, MemorySource
@@ -160,16 +160,15 @@ class LanceVideoWriter:
         fields += list(more.schema)
         columns += more.columns
         schema = pa.schema(fields, metadata={SWM_VERSION_KEY: b"1"} if self._schema is None else None)
-        new: dict[str, Any] = {}
         if self._schema is None:
-            new = {"data_storage_version": "2.2", "enable_stable_row_ids": True}
-        written = lance.write_dataset(
-            pa.Table.from_arrays(columns, schema=schema),
-            self._uri,
-            mode="create" if new else "append",
-            storage_options=self._options,
-            **new,
-        )
+            create_dataset(self._uri, self._options, schema, stable_row_ids=True)
+        with typed(self._uri):
+            written = lance.write_dataset(
+                pa.Table.from_arrays(columns, schema=schema),
+                self._uri,
+                mode="append",
+                storage_options=self._options,
+            )
         self._schema = written.schema
         self._rows, self._held = [], 0
 

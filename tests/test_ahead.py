@@ -187,7 +187,8 @@ def test_a_batch_of_the_parent_is_refused_in_a_forked_child(media):
                 pool.read_many(handle)
             except fg.ForkedProcessError:
                 os._exit(7)
-            os._exit(1)
+            finally:
+                os._exit(1)
         assert 7 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         (result,) = pool.read_many(handle)
     assert np.array_equal(full_decode(media["bframes"])[[1]], result.array)

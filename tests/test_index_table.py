@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 import fluxon_gop as fg
 from fluxon_gop import index_rows
 from fluxon_gop.index_table import Damaged, Hint
+from fluxon_gop.lance_rows import LanceRows
 from tests.media import full_decode
 
 ARRAYS = (
@@ -91,6 +94,24 @@ def test_append_refuses_a_key_that_is_there(uri, indexes):
         table.append([item])
         with pytest.raises(fg.IndexTableError, match=r"use replace\(\)"):
             table.append([item])
+
+
+def test_a_data_set_made_by_many_at_once_has_all_rows(tmp_path):
+    """Whoever comes second appends, where it looked before the first one had made the data set."""
+    rows = pa.table({"uri": ["a", "b"]})
+    for n in range(5):
+        place = str(tmp_path / f"{n}.lance")
+        gate = threading.Barrier(4)
+
+        def add(place: str = place, gate: threading.Barrier = gate) -> None:
+            one = LanceRows(place, None)
+            gate.wait()
+            one.append(rows)
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(add) for _ in range(4)]:
+                done.result()
+        assert 8 == LanceRows(place, None).count()
 
 
 def test_keys_of_exports_and_uris_live_side_by_side(uri, indexes):

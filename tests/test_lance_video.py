@@ -339,6 +339,18 @@ def test_writing_ends_well(tmp_path, media):
             open_it(tmp_path / "other.lance")
 
 
+def test_a_table_made_by_two_writers_has_both_ones_videos(tmp_path, media):
+    """Each has found no table; neither one's rows take the place of the other's."""
+    uri = tmp_path / "t.lance"
+    with fg.LanceVideoWriter(uri) as one, fg.LanceVideoWriter(uri) as other:
+        one.write(0, "cam", media["bframes"].read_bytes())
+        other.write(1, "cam", media["hevc"].read_bytes())
+    assert [(0, "cam"), (1, "cam")] == sorted((row["episode_idx"], row["video_key"]) for row in _keys(uri))
+    dataset = lance.dataset(str(uri))
+    assert ("2.2", True) == (dataset.data_storage_version, dataset.has_stable_row_ids)
+    _all_exact_of(uri)
+
+
 def test_a_video_named_twice_is_an_error(tmp_path, media):
     """Which of two rows of one episode and view is meant cannot be told: not written, and not read."""
     data = media["bframes"].read_bytes()

@@ -218,8 +218,10 @@ def test_a_reader_of_a_local_file_works_in_a_forked_child(media):
         reader.read_frames_numpy([3])
         child = os.fork()
         if child == 0:
-            same = np.array_equal(truth[[50, 4]], reader.read_frames_numpy([50, 4]))
-            os._exit(0 if same else 1)
+            try:
+                same = np.array_equal(truth[[50, 4]], reader.read_frames_numpy([50, 4]))
+            finally:
+                os._exit(0 if same else 1)
         assert 0 == os.waitpid(child, 0)[1]
 
 

@@ -58,7 +58,10 @@ def test_frame_threads_that_are_left_in_the_midst_end(media, close):
 def _answer_of_a_child(work) -> int:
     child = os.fork()
     if child == 0:
-        os._exit(0 if work() else 1)
+        try:
+            held = work()
+        finally:
+            os._exit(0 if held else 1)
     return os.waitpid(child, 0)[1]
 
 

@@ -257,6 +257,40 @@ def test_a_killed_build_goes_on(folder, tmp_path, name, monkeypatch):
         assert 1 == len(FailedVideos(str(tmp_path / name)))
 
 
+def test_a_killed_build_leaves_no_process(folder, tmp_path):
+    """The processes of a build that is killed end with it."""
+    mark = f"FLUXON_GOP_TEST={tmp_path}"
+    with RangeServer(folder, latency_s=0.5) as server:
+        uris = [server.url(str(path.relative_to(folder))) for path in sorted(folder.rglob("??.mp4"))]
+        (tmp_path / "list.txt").write_text("\n".join(uris))
+        command = [sys.executable, "-m", "fluxon_gop", "index", "build", f"@{tmp_path / 'list.txt'}"]
+        command += ["--to", str(tmp_path / "t.lance"), "--processes", "2"]
+        environment = {**os.environ, "FLUXON_GOP_TEST": str(tmp_path)}
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+            end = time.monotonic() + 60
+            while not server.requests:
+                assert time.monotonic() < end, "waited in vain"
+                time.sleep(0.01)
+            assert len(_marked(mark)) > 2
+            process.send_signal(signal.SIGKILL)
+        end = time.monotonic() + 20
+        while left := _marked(mark):
+            assert time.monotonic() < end, f"still there: {left}"
+            time.sleep(0.05)
+
+
+def _marked(mark: str) -> list[str]:
+    """The processes whose environment has this line."""
+    found = []
+    for place in Path("/proc").iterdir():
+        try:
+            if place.name.isdecimal() and mark.encode() in (place / "environ").read_bytes().split(b"\0"):
+                found.append(place.name)
+        except OSError:
+            continue
+    return found
+
+
 def test_two_builders_on_one_table(folder, tmp_path):
     """Two builds of one folder into one table at once: both end well, and each video has one row."""
     command = [

@@ -187,14 +187,16 @@ def run(plan: Plan, processes: int, torture: Callable[[], None] | None, kills: f
     for worker in workers.values():
         worker.start()
     killed, failed, hung = 0, 0, False
-    progress, moved = -1, time.monotonic()
+    progress, moved = 0, time.monotonic()
+    at_kill = progress
     next_kill = time.monotonic() + kills if kills else float("inf")
     while any(worker.is_alive() for worker in workers.values()):
         time.sleep(0.05)
         if torture is not None:
             torture()
         alive = [n for n, worker in workers.items() if worker.is_alive()]
-        if alive and time.monotonic() > next_kill:
+        # A slow machine starts a process slower than they are killed: some batch is read between two kills.
+        if alive and time.monotonic() > next_kill and progress != at_kill:
             victim = generator.choice(alive)
             pid = workers[victim].pid
             assert pid is not None
@@ -203,6 +205,7 @@ def run(plan: Plan, processes: int, torture: Callable[[], None] | None, kills: f
             workers[victim] = context.Process(target=work, args=(plan, victim))
             workers[victim].start()
             killed += 1
+            at_kill = progress
             next_kill = time.monotonic() + generator.uniform(0.5, 1.5) * kills
         lines = sum(plan.book(n).stat().st_size for n in range(processes) if plan.book(n).exists())
         if lines != progress:
