@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,10 +62,14 @@ def real_files() -> list[RealFile]:
     ]
 
 
-def truth(path: Path, keep: set[int] | None, size: int | None) -> tuple[dict[int, np.ndarray], int, bool]:
+@lru_cache(maxsize=1)
+def truth(
+    path: Path, keep: frozenset[int] | None, size: int | None
+) -> tuple[dict[int, np.ndarray], int, bool]:
     """Return (pictures by frame number, how many frames came, damaged) of FFmpeg's full decode.
 
-    ``keep`` limits which pictures are kept (None: all), ``size`` scales them to a square.
+    ``keep`` limits which pictures are kept (None: all), ``size`` scales them to a square. The last answer is kept: a file
+    is read in several ways one after another.
     """
     pictures: dict[int, np.ndarray] = {}
     count = 0

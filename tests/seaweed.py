@@ -111,13 +111,9 @@ class SeaweedFS:
                 return
 
     def close(self) -> None:
-        """Stop it."""
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """Stop it; asked kindly it takes more than ten seconds."""
+        self._process.kill()
+        self._process.wait()
         self._log.close()
 
     def __enter__(self) -> Self:

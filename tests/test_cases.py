@@ -60,7 +60,7 @@ def test_times_are_the_demuxers(cases, name):
 
 def test_a_damaged_file_raises_where_the_truth_ends(cases):
     """Behind the last picture of a cut file: a typed error that names the frame; no hang, no repeat."""
-    _, count, _ = truth(cases["truncated"], set(), 8)
+    _, count, _ = truth(cases["truncated"], frozenset(), 8)
     with (
         fg.VideoReader.open(cases["truncated"]) as reader,
         pytest.raises(fg.DecodeError, match=f"frame {count + 3}"),

@@ -95,7 +95,7 @@ def test_a_real_file_reads_exactly_or_is_refused_by_name(file, way, full):
     with _open(file, way, SIDE) as reader:
         count = reader.num_frames
         numbers = _numbers(count, full, name)
-        pictures, truth_count, damaged = truth(file.path, set(numbers), SIDE)
+        pictures, truth_count, damaged = truth(file.path, frozenset(numbers), SIDE)
         assert (name in DAMAGED) == damaged
         if not damaged:
             assert truth_count == count
@@ -117,7 +117,7 @@ def test_a_real_file_reads_exactly_or_is_refused_by_name(file, way, full):
 @pytest.mark.parametrize("file", [f for f in FILES if f.plain], ids=lambda file: file.path.name)
 def test_a_plain_file_has_its_own_size(file):
     """Without a size asked for, the pictures have FFmpeg's size and FFmpeg's pixels."""
-    keep = {0, 3}
+    keep = frozenset({0, 3})
     pictures, _, _ = truth(file.path, keep, None)
     with fg.VideoReader.open(file.path, apply_rotation=False) as reader:
         wanted = sorted(pictures)

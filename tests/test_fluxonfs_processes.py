@@ -20,6 +20,7 @@ def _assert_held(seen, batches: int) -> None:
     assert seen["held"], seen
 
 
+@pytest.mark.timeout(900)
 def test_processes_share_a_disk_tier_that_is_tormented_and_are_killed():
     """Undisturbed: exact, each piece fetched once by all together. Tormented and killed: exact or a typed error."""
     _assert_held(campaign(processes=3, batches=20, seed=11, videos=8, kills=0.4), 60)
