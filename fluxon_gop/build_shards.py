@@ -177,6 +177,7 @@ class LocalEngine:
             return
         again: list[Shard] = []
         with _process_pool(self._processes) as pool:
+            _see_it_start(pool)
             pending = iter(shards)
             try:
                 yield from in_flight(pool, pending, 2 * self._processes, lost=again)
@@ -206,6 +207,18 @@ class LocalEngine:
 def _process_pool(processes: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")
     return ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent)
+
+
+def _see_it_start(pool: Executor) -> None:
+    """Tell of a program whose processes cannot start: each would run the program again, up to its own build."""
+    try:
+        pool.submit(os.getpid).result()
+    except BrokenProcessPool as error:
+        text = (
+            "no process can be started from this program: put what it does behind "
+            "if __name__ == '__main__': (see multiprocessing, 'Safe importing of main module'), or build in one process"
+        )
+        raise InvalidRequestError(text) from error
 
 
 def _end_with_parent() -> None:

@@ -291,6 +291,24 @@ def _marked(mark: str) -> list[str]:
     return found
 
 
+def test_a_script_without_a_guard_is_told(folder, tmp_path):
+    """A program whose processes would build again ends with what to do, and with no more processes."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fluxon_gop as fg\n"
+        "from fluxon_gop.build_shards import LocalEngine\n"
+        "from fluxon_gop.table_build import build_table\n"
+        f"build_table([{str(folder)!r}], fg.IndexTable.open({str(tmp_path / 't.lance')!r}, create=True), "
+        "engine=LocalEngine(2))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert 1 == done.returncode
+    assert "InvalidRequestError: no process can be started" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "t.lance").exists()
+
+
 def test_two_builders_on_one_table(folder, tmp_path):
     """Two builds of one folder into one table at once: both end well, and each video has one row."""
     command = [

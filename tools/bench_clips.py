@@ -5,7 +5,7 @@
 One video of 1,057 frames (128x96 H.264, GOP 2) under 20,000 names, a row of the index table for each; windows of 8 frames,
 one a frame. A worker is a process started by spawn: its resident bytes are taken when it has imported all it needs, when the
 data set has come with its start, and after random batches of 8 clips. VmRSS is RssAnon (its own), RssFile (code of
-libraries and mapped files, which all processes share) and RssShmem. The same clips once more as an explicit list, int64
+libraries and mapped files, which all processes share) and RssShmem; of RssFile, what libraries hold is told apart. The same clips once more as an explicit list, int64
 (clips, 2), in memory and mapped from a file; and for comparison the windows of one of the videos.
 """
 
@@ -58,7 +58,20 @@ def resident() -> dict[str, int]:
         name, _, value = line.partition(":")
         if name in {"VmRSS", "RssAnon", "RssFile", "RssShmem"}:
             found[name] = int(value.split()[0]) << 10
+    found["libraries"] = _library_bytes()
     return found
+
+
+def _library_bytes() -> int:
+    """Return the resident bytes of mapped libraries: code of what is imported, paged in where it is first used."""
+    total, in_library = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if "-" in name and " " in line and not value.strip().endswith("kB"):
+            in_library = ".so" in line.rpartition("/")[2]
+        elif name == "Rss" and in_library:
+            total += int(value.split()[0]) << 10
+    return total
 
 
 class Imports:
