@@ -6,6 +6,9 @@ line and an exit code, never a traceback.
 
 from __future__ import annotations
 
+import logging
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +25,8 @@ from fluxon_gop.cli_output import EXIT_CODES, NAME, PLAIN, Json, Table, example,
 from fluxon_gop.demo import run_demo
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError, one_line
 from fluxon_gop.facts import plan_facts
+from fluxon_gop.fluxonfs.config import read_config
+from fluxon_gop.fluxonfs.file_system import FileSystem, FluxonFsCache
 from fluxon_gop.picture import sheet_of
 from fluxon_gop.pool import VideoReaderPool
 from fluxon_gop.reader import VideoReader
@@ -174,6 +179,30 @@ def demo(
         print(report)
     if not report.exact:
         raise typer.Exit(1)
+
+
+@app.command(epilog=example("agent --config fluxonfs.toml"))
+def agent(
+    config: Annotated[
+        Path,
+        typer.Option("--config", metavar="FILE", help="The TOML file that describes exports and agent."),
+    ],
+) -> None:
+    """Give the files of a configuration's exports to other machines, until SIGTERM or SIGINT.
+
+    What is under way then may end for stop_seconds. Prints its address when it serves; a line for each refused call goes to stderr.
+    """
+    from fluxon_gop.fluxonfs.agent_server import AgentServer, run_agent
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    given = read_config(config)
+    files = FileSystem(given.exports, FluxonFsCache(memory_bytes=0), given.users)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    server = AgentServer(files, given.users, given.agent)
+    print(server.address, flush=True)
+    run_agent(server, stop)
 
 
 def main(argv: list[str] | None = None) -> int:

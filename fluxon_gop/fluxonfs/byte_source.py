@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 
@@ -20,6 +20,7 @@ from fluxon_gop.errors import (
     SourceChangedError,
     SourceError,
 )
+from fluxon_gop.fluxonfs.agent_wire import AgentRead
 from fluxon_gop.fluxonfs.export import MissPolicy
 from fluxon_gop.fluxonfs.file_system import FileSystem, in_export
 from fluxon_gop.fluxonfs.piece_cache import PieceCache
@@ -29,6 +30,9 @@ from fluxon_gop.fluxonfs.users import Identity
 from fluxon_gop.model import Signature
 from fluxon_gop.ranges import ByteRange
 from fluxon_gop.sources.range_source import Buffer, GroupRead, RangeSource, changed, check_range
+
+if TYPE_CHECKING:
+    from fluxon_gop.fluxonfs.agent_source import AgentGroup
 
 AVSEEK_SIZE = 0x10000
 """``whence`` that asks for the size. Source: FFmpeg, libavformat/avio.h."""
@@ -158,7 +162,7 @@ class FluxonFsVideoByteSource:
                 return
             started = time.perf_counter()
             self._file_system.check_access(self._export.name, self._relpath, self._identity)
-            fresh, asked = self._file_system.stat(self._export.name, self._relpath)
+            fresh, asked = self._file_system.stat(self._export.name, self._relpath, self._identity)
             expected = self._signature or self._pinned
             if expected is not None and not expected.fits(fresh.signature):
                 raise changed(self.name, expected, fresh.signature)
@@ -283,17 +287,30 @@ class FluxonFsVideoByteSource:
         with self._lock:
             self._check_open()
             if self._origin is None:
-                self._origin = self._export.open_origin(self._relpath)
+                self._origin = self._export.open_origin(self._relpath, self._identity)
             origin = self._origin
         try:
             origin.pin(self.signature)
             data = origin.read(start, stop)
         except SourceError as error:
-            if isinstance(error, SourceChangedError):
-                self._file_system.forget(self._export.name, self._relpath)
-            raise in_export(error, self._export.name, self._relpath) from error
+            raise self.failed(error) from error
         self.count(remote_read_calls=1, remote_read_bytes=len(data))
         return data
+
+    @property
+    def agents(self) -> AgentGroup | None:
+        """What reads this file's origin together with others', in one call; None where each read is one of its own."""
+        return self._export.agents(self._identity)
+
+    def agent_read(self, start: int, stop: int) -> AgentRead:
+        """Return bytes ``[start, stop)`` as ``agents`` is asked for them."""
+        return AgentRead(self._export.name, self._relpath, self.signature, start, stop)
+
+    def failed(self, error: SourceError) -> SourceError:
+        """Return an origin's error as this file's; a changed version is asked for again."""
+        if isinstance(error, SourceChangedError):
+            self._file_system.forget(self._export.name, self._relpath, self._identity)
+        return in_export(error, self._export.name, self._relpath)
 
     def count(self, **changes: int) -> None:
         """Add to the counters."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fluxon_gop.errors import InvalidRequestError
+from fluxon_gop.fluxonfs.agent_config import AgentConfig
+from fluxon_gop.fluxonfs.agent_wire import AgentLimits
 from fluxon_gop.fluxonfs.export import FluxonFsExport
 from fluxon_gop.fluxonfs.file_system import FluxonFsCache
 from fluxon_gop.fluxonfs.users import Identity, Users
@@ -24,13 +26,15 @@ class FluxonFsConfig:
     users: Users | None = None
     index: str | None = field(default=None, repr=False)
     request_identity: Identity | None = field(default=None, repr=False)
+    agent: AgentConfig = field(default_factory=AgentConfig)
 
 
 def read_config(path: str | os.PathLike[str]) -> FluxonFsConfig:
     """Return the configuration in a TOML file.
 
     Top level: ``index``, ``users`` (a file), ``request_identity = ["user", "password"]``; ``[cache]`` with the fields of
-    FluxonFsCache; ``[exports.NAME]`` with those of FluxonFsExport.
+    FluxonFsCache; ``[exports.NAME]`` with those of FluxonFsExport; ``[agent]`` with those of AgentConfig, and
+    ``[agent.limits]`` with those of AgentLimits.
 
     Raises:
         InvalidRequestError: no such file, no TOML, an unknown or missing name, a value that is refused.
@@ -43,7 +47,7 @@ def read_config(path: str | os.PathLike[str]) -> FluxonFsConfig:
         reason = error.strerror if isinstance(error, OSError) else "it is no TOML file"
         text = f"{file}: cannot be read: {reason}"
         raise InvalidRequestError(text) from None
-    _known(given, {"index", "users", "request_identity", "cache", "exports"}, str(file))
+    _known(given, {"index", "users", "request_identity", "cache", "exports", "agent"}, str(file))
     folder = file.parent
     try:
         cache = dict(_table(given, "cache"))
@@ -56,16 +60,29 @@ def read_config(path: str | os.PathLike[str]) -> FluxonFsConfig:
             users=Users(_beside(folder, given["users"])) if "users" in given else None,
             index=_beside(folder, given["index"]) if "index" in given else None,
             request_identity=_identity(given.get("request_identity")),
+            agent=_agent(_table(given, "agent"), folder, str(file)),
         )
     except TypeError as error:
         text = f"{file}: {error}"
         raise InvalidRequestError(text) from None
 
 
+def _agent(given: Mapping[str, Any], folder: Path, file: str) -> AgentConfig:
+    agent = dict(given)
+    for name in ("tls_certificate", "tls_key"):
+        if name in agent:
+            agent[name] = _beside(folder, agent[name])
+    limits = _made(AgentLimits, _table(given, "limits"), f"{file}: [agent.limits]")
+    made = _made(AgentConfig, {**agent, "limits": limits}, f"{file}: [agent]")
+    assert isinstance(made, AgentConfig)
+    return made
+
+
 def _export(name: str, exports: Mapping[str, Any], folder: Path) -> FluxonFsExport:
     given = dict(_table(exports, name))
-    if "root" in given:
-        given["root"] = _beside(folder, given["root"])
+    for field_name in ("root", "agent_registry", "agent_tls_roots"):
+        if field_name in given:
+            given[field_name] = _beside(folder, given[field_name])
     made = _made(FluxonFsExport, {"name": name, **given}, f"[exports.{name}]")
     assert isinstance(made, FluxonFsExport)
     return made
@@ -74,8 +91,8 @@ def _export(name: str, exports: Mapping[str, Any], folder: Path) -> FluxonFsExpo
 def _made(kind: Any, given: Mapping[str, Any], where: str) -> Any:
     names = {item.name for item in fields(kind)}
     _known(given, names, where)
-    if kind is FluxonFsExport and "root" not in given:
-        text = f"{where}: root is missing"
+    if kind is FluxonFsExport and not {"root", "static_nodes", "agent_registry"} & set(given):
+        text = f"{where}: root is missing (or static_nodes, or agent_registry)"
         raise InvalidRequestError(text)
     return kind(**given)
 

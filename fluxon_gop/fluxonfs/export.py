@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from fluxon_gop.errors import InvalidRequestError, SourcePermissionError
 from fluxon_gop.fluxonfs.beneath import BeneathSource
 from fluxon_gop.fluxonfs.users import Identity, Users
 from fluxon_gop.sources import RangeSource, open_source
+
+if TYPE_CHECKING:
+    from fluxon_gop.fluxonfs.agent_client import AgentClient
+    from fluxon_gop.fluxonfs.agent_source import AgentGroup
 
 MAX_NUMBER = 1 << 50
 
@@ -35,8 +39,9 @@ class FluxonFsExport:
     """Files under one root, read-only, by relpath. Making one checks it; no IO."""
 
     name: str
-    root: str = field(repr=False)
-    """A local folder, or the address of a remote one (``https://...``); a query string is kept, and never shown."""
+    root: str = field(default="", repr=False)
+    """A local folder, or the address of a remote one (``https://...``); a query string is kept, and never shown.
+    None with agents."""
     readers: Collection[str] | Authorizer | None = field(default=None, repr=False)
     """Users who may read, or a callable that decides: its True, and nothing else, allows. None lets anyone read,
     without an identity too."""
@@ -53,6 +58,16 @@ class FluxonFsExport:
     miss_policy: MissPolicy = MissPolicy.REMOTE_READ
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     """For the root's source."""
+    static_nodes: Sequence[str] = ()
+    """Agents that have an export of this name, ``grpc://host:port`` or ``grpc+tls://host:port``: the first that answers
+    is asked, the others where it does not."""
+    agent_registry: str | Callable[[str], Sequence[str]] | None = field(default=None, repr=False)
+    """Instead of ``static_nodes``: a TOML file of ``export = ["grpc://..."]`` lines that is read again when it changes,
+    or a callable that tells an export's nodes by its name."""
+    agent_timeout_ms: int = 30_000
+    """Of one call to the agents, all that are tried together."""
+    agent_tls_roots: str | None = None
+    """A PEM file of the certificates that the agents' own must come from; None for the machine's."""
 
     def __post_init__(self) -> None:
         """Check each field."""
@@ -61,6 +76,8 @@ class FluxonFsExport:
             if not isinstance(value, str):
                 text = f"export {name} is a {type(value).__name__}: want a str"
                 raise TypeError(text)
+            if name == "root" and not value and self.has_agents:
+                continue
             if not value or "\0" in value:
                 text = f"export {name} must be non-empty, without a NUL"
                 raise InvalidRequestError(text)
@@ -75,13 +92,38 @@ class FluxonFsExport:
             raise TypeError(text)
         if self.readers is not None and not callable(self.readers):
             object.__setattr__(self, "readers", frozenset(self.readers))
-        if self.is_local:
+        if self.has_agents:
+            self._check_agents()
+        elif self.is_local:
             object.__setattr__(self, "root", self._folder())
         # An address that nothing can be opened by, now rather than at the first read.
         self.open_origin("x")
 
+    def _check_agents(self) -> None:
+        if self.root or (self.static_nodes and self.agent_registry is not None):
+            text = f"export {self.name!r}: want one of root, static_nodes and agent_registry"
+            raise InvalidRequestError(text)
+        if isinstance(self.static_nodes, str):
+            text = f"static_nodes of export {self.name!r} is one str: want a list of addresses"
+            raise TypeError(text)
+        object.__setattr__(self, "static_nodes", tuple(self.static_nodes))
+        # Flight is loaded where an agent is named, and nowhere else.
+        from fluxon_gop.fluxonfs.agent_nodes import client_of
+
+        object.__setattr__(
+            self,
+            "_client",
+            client_of(
+                self.name,
+                tuple(self.static_nodes),
+                self.agent_registry,
+                self.agent_timeout_ms / 1000,
+                self.agent_tls_roots,
+            ),
+        )
+
     def _check_numbers(self) -> None:
-        for name in ("cache_max_bytes", "metadata_cache_ttl_ms"):
+        for name in ("cache_max_bytes", "metadata_cache_ttl_ms", "agent_timeout_ms"):
             value = getattr(self, name)
             if value is None and name == "cache_max_bytes":
                 continue
@@ -110,6 +152,15 @@ class FluxonFsExport:
     @property
     def is_local(self) -> bool:
         """Whether the root is a folder of this machine's file systems."""
+        return not self.has_agents and self._names_folder
+
+    @property
+    def has_agents(self) -> bool:
+        """Whether agents give the files."""
+        return bool(self.static_nodes) or self.agent_registry is not None
+
+    @property
+    def _names_folder(self) -> bool:
         return "://" not in self.root or self.root.lower().startswith("file://")
 
     @property
@@ -117,17 +168,34 @@ class FluxonFsExport:
         """The first part of the keys of this export's pieces: two roots never share one by accident."""
         if self.cache_kv_key_prefix is not None:
             return self.cache_kv_key_prefix
+        if self.has_agents:
+            # An export's name, and not the nodes that have it today.
+            return "fluxon_gop:agent"
         parts = urlsplit(self.root)
         # A signed query changes while the files stay; where a query names the files, give a prefix.
         place = self.root if self.is_local else f"{parts.scheme}://{parts.netloc}{parts.path}"
         return f"fluxon_gop:{hashlib.blake2b(place.encode(), digest_size=8).hexdigest()}"
 
-    def open_origin(self, relpath: str) -> RangeSource:
+    def agents(self, identity: Identity | None) -> AgentGroup | None:
+        """Return what agents give to this identity; None where no agent is asked."""
+        client: AgentClient | None = getattr(self, "_client", None)
+        if client is None:
+            return None
+        from fluxon_gop.fluxonfs.agent_source import AgentGroup
+
+        return AgentGroup(client, identity)
+
+    def open_origin(self, relpath: str, identity: Identity | None = None) -> RangeSource:
         """Return the source of a file under the root; ``relpath`` has passed ``check_relpath``. No IO.
+
+        ``identity``: under which agents are asked; no other origin knows of it.
 
         Raises:
             InvalidRequestError: the root's scheme is not supported.
         """
+        agents = self.agents(identity)
+        if agents is not None:
+            return agents.source(self.name, relpath)
         if self.is_local:
             return BeneathSource(self.root, relpath)
         parts = urlsplit(self.root)

@@ -10,7 +10,7 @@ from typing import Any
 from fluxon_gop.errors import InvalidRequestError, SourceError, SourceNotFoundError
 from fluxon_gop.fluxonfs.disk_tier import DiskTier
 from fluxon_gop.fluxonfs.export import FluxonFsExport
-from fluxon_gop.fluxonfs.metadata_cache import Fresh, MetadataCache
+from fluxon_gop.fluxonfs.metadata_cache import FileKey, Fresh, MetadataCache
 from fluxon_gop.fluxonfs.piece_cache import PieceCache
 from fluxon_gop.fluxonfs.piece_key import FilePieces
 from fluxon_gop.fluxonfs.users import Identity, Users
@@ -126,8 +126,10 @@ class FileSystem:
         """Return where the identity may read the file; raises SourcePermissionError."""
         self.export(export_name).check_access(identity, relpath, self._users)
 
-    def stat(self, export_name: str, relpath: str) -> tuple[Fresh, bool]:
+    def stat(self, export_name: str, relpath: str, identity: Identity | None = None) -> tuple[Fresh, bool]:
         """Return a file's version with until when it holds, and whether the origin was asked.
+
+        An agent's answer holds for the identity that asked: it is its right to read too.
 
         Raises:
             SourceError: the file is not there, is no file, or the origin refuses; names export and relpath.
@@ -137,7 +139,7 @@ class FileSystem:
 
         def ask() -> Signature:
             asked.append(True)
-            origin = export.open_origin(relpath)
+            origin = export.open_origin(relpath, identity)
             try:
                 return origin.signature
             except SourceNotFoundError:
@@ -148,12 +150,12 @@ class FileSystem:
                 origin.close()
 
         ttl = export.metadata_cache_ttl_ms / 1000
-        fresh = self._metadata.get((export_name, relpath), ttl, ask)
+        fresh = self._metadata.get(_file_key(export, relpath, identity), ttl, ask)
         return fresh, bool(asked)
 
-    def forget(self, export_name: str, relpath: str) -> None:
+    def forget(self, export_name: str, relpath: str, identity: Identity | None = None) -> None:
         """Ask for this file's version again at its next use."""
-        self._metadata.forget((export_name, relpath))
+        self._metadata.forget(_file_key(self.export(export_name), relpath, identity))
 
     def pieces_of(self, export: FluxonFsExport, relpath: str, signature: Signature) -> FilePieces | None:
         """Return the pieces of a version of a file, None where it bypasses the tiers."""
@@ -188,6 +190,10 @@ class FileSystem:
     def __repr__(self) -> str:
         """Show the exports' names."""
         return f"FileSystem({', '.join(self._exports)})"
+
+
+def _file_key(export: FluxonFsExport, relpath: str, identity: Identity | None) -> FileKey:
+    return (export.name, relpath, identity) if export.has_agents else (export.name, relpath, None)
 
 
 def in_export(error: SourceError, export_name: str, relpath: str) -> SourceError:

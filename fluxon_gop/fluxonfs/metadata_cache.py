@@ -12,11 +12,12 @@ from cachetools import LRUCache
 
 from fluxon_gop import forks, threads
 from fluxon_gop.errors import SourceNotFoundError
+from fluxon_gop.fluxonfs.users import Identity
 from fluxon_gop.model import Signature
 
 MAX_FILES = 100_000
-FileKey = tuple[str, str]
-"""(export name, relpath)."""
+FileKey = tuple[str, str, Identity | None]
+"""(export name, relpath, and for whom, where the origin tells rights too)."""
 
 
 class Fresh(NamedTuple):
@@ -97,4 +98,4 @@ class MetadataCache:
 def not_found(key: FileKey) -> SourceNotFoundError:
     """Return the error for a file that is not there."""
     text = f"export {key[0]!r}, {key[1]!r}: no such file"
-    return SourceNotFoundError(text, source="/".join(key), export_name=key[0], relpath=key[1])
+    return SourceNotFoundError(text, source=f"{key[0]}/{key[1]}", export_name=key[0], relpath=key[1])

@@ -12,16 +12,25 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import cast
 
 from fluxon_gop import forks, threads
-from fluxon_gop.errors import ClosedError, ShortReadError
+from fluxon_gop.errors import ClosedError, FluxonGopError, ShortReadError, SourceError
 from fluxon_gop.fluxonfs.backfill import Backfill
 from fluxon_gop.fluxonfs.disk_tier import DiskTier
 from fluxon_gop.fluxonfs.export import MissPolicy
 from fluxon_gop.fluxonfs.memory_tier import MemoryTier
 from fluxon_gop.fluxonfs.piece_key import FilePieces, PieceKey
-from fluxon_gop.fluxonfs.piece_reads import Flight, PieceRead, PieceSource, flight_runs, split_runs
+from fluxon_gop.fluxonfs.piece_reads import (
+    Agents,
+    Flight,
+    PieceRead,
+    PieceSource,
+    Together,
+    flight_runs,
+    split_runs,
+)
 from fluxon_gop.ranges import ByteRange
 from fluxon_gop.sources.range_source import Buffer, GroupRead
 
@@ -81,14 +90,18 @@ class PieceCache:
             source = cast("PieceSource", read.source)
             futures.append(Future())
             wanted.setdefault(id(source), (source, []))[1].append(PieceRead(source, read, futures[-1]))
-        granted = []
+        granted, by_agents = [], []
         for source, mine in wanted.values():
-            if source.is_granted:
+            if source.agents is not None:
+                by_agents.append((source, mine))
+            elif source.is_granted:
                 granted.append((source, mine))
             else:
                 self._submit(mine, self._look_up_all, [(source, mine)])
         if granted:
             self._submit([read for _, mine in granted for read in mine], self._look_up_all, granted)
+        if by_agents:
+            self._grant_all(by_agents)
         return futures
 
     def forecast(self, pieces: FilePieces, ranges: Iterable[ByteRange]) -> str:
@@ -120,26 +133,52 @@ class PieceCache:
     # ------------------------------------------------------------- from ranges to pieces
 
     def _look_up_all(self, wanted: Sequence[tuple[PieceSource, list[PieceRead]]]) -> None:
+        together = Together()
         for source, reads in wanted:
             try:
                 source.grant()
-                self._look_up(source, reads)
+                self._look_up(source, reads, together)
             except BaseException as error:  # noqa: BLE001 - it is the reads' error
                 for read in reads:
                     read.fail(error)
+        if together:
+            self._guarded_together(together)
 
-    def _look_up(self, source: PieceSource, reads: Sequence[PieceRead]) -> None:
+    def _grant_all(self, wanted: list[tuple[PieceSource, list[PieceRead]]]) -> None:
+        """Renew rights side by side; the last one done looks all of them up, so that they are fetched in one call."""
+        left, lock = [len(wanted)], threading.Lock()
+
+        def renew(source: PieceSource) -> None:
+            # What is refused is asked for again below, and told there.
+            with suppress(BaseException):
+                source.grant()
+            with lock:
+                left[0] -= 1
+                last = not left[0]
+            if last:
+                self._look_up_all(wanted)
+
+        if all(source.is_granted for source, _ in wanted):
+            self._submit([read for _, mine in wanted for read in mine], self._look_up_all, wanted)
+            return
+        for source, _ in wanted:
+            self._submit([read for _, mine in wanted for read in mine], renew, source)
+
+    def _look_up(self, source: PieceSource, reads: Sequence[PieceRead], together: Together) -> None:
         needed: dict[int, list[PieceRead]] = {}
         for read in reads:
             if not read.fit(source.size):
                 continue
             if source.pieces is None:
-                self._submit([read], self._read_past, read)
+                if source.agents is not None:
+                    together.past.append(read)
+                else:
+                    self._submit([read], self._read_past, read)
                 continue
             for index in read.need(source.pieces):
                 needed.setdefault(index, []).append(read)
         if needed:
-            self._want(source, needed)
+            self._want(source, needed, together)
 
     def _read_past(self, read: PieceRead) -> None:
         """Read bytes of a file that no tier takes."""
@@ -149,7 +188,9 @@ class PieceCache:
             except BaseException as error:  # noqa: BLE001 - it is the read's error
                 read.fail(error)
 
-    def _want(self, source: PieceSource, needed: dict[int, list[PieceRead]]) -> None:
+    def _want(
+        self, source: PieceSource, needed: dict[int, list[PieceRead]], together: Together | None = None
+    ) -> None:
         """Get pieces of one file: from memory, from a fetch under way, or by a fetch of their own."""
         assert source.pieces is not None
         fresh: list[Flight] = []
@@ -168,6 +209,9 @@ class PieceCache:
                 if held is not None:
                     for read in needed[index]:
                         read.take(index, held)
+            if together is not None and source.agents is not None:
+                together.flights += fresh
+                return
             for run in flight_runs(fresh, source.pieces.piece_bytes):
                 threads.origin_pool().submit(self._guarded, run, self._look_further)
         except BaseException as error:
@@ -293,6 +337,12 @@ class PieceCache:
         if len(data) != stop - start:
             text = f"{source.name}: asked for bytes [{start}, {stop}), got {len(data)}"
             raise ShortReadError(text, source=source.name, start=start, stop=stop, got=len(data))
+        self._hand_out(run, data)
+
+    def _hand_out(self, run: list[Flight], data: memoryview) -> None:
+        """Give the pieces of a run to who waits for them, and have them kept."""
+        source = run[0].source
+        assert source.pieces is not None
         size = source.pieces.piece_bytes
         pieces = [(flight, bytes(data[n * size : n * size + size])) for n, flight in enumerate(run)]
         disk = self.disk
@@ -303,7 +353,7 @@ class PieceCache:
                 self._unclaim(run)
             else:
                 # Before the readers are told: whoever flushes then waits for these.
-                self._have_stored(disk, pieces, stop - start)
+                self._have_stored(disk, pieces, len(data))
         for flight, piece in pieces:
             self._arrived(flight, piece)
 
@@ -331,6 +381,90 @@ class PieceCache:
 
     def _fills_disk(self, source: PieceSource) -> bool:
         return source.backfills or source.miss_policy is MissPolicy.STAGE_TO_KV_THEN_READ
+
+    # ------------------------------------------------------------- by agents
+
+    def _guarded_together(self, together: Together) -> None:
+        """Fetch what agents give; whatever is raised, no reader is left waiting, and no claim is kept."""
+        try:
+            self._look_further_together(together)
+        except BaseException as error:  # noqa: BLE001 - it is the reads' error
+            self._unclaim(together.flights)
+            self._fail(together.flights, error)
+            for read in together.past:
+                read.fail(error)
+
+    def _look_further_together(self, together: Together) -> None:
+        """Get from disk what is there, and the rest of the wave in one call for each identity and set of agents."""
+        flights = self._begun(together.flights)
+        past = [read for read in together.past if read.begin()]
+        if self.disk is not None:
+            flights = [flight for flight in flights if not self._from_disk(flight)]
+            kept = [flight for flight in flights if self._fills_disk(flight.source)]
+            mine, others = self._claimed(kept)
+            if others:
+                threads.pool("fluxon_gop-claims").submit(self._guarded, others, self._await_others)
+            flights = mine + [flight for flight in flights if not self._fills_disk(flight.source)]
+        by_source: dict[int, list[Flight]] = {}
+        for flight in flights:
+            by_source.setdefault(id(flight.source), []).append(flight)
+        groups: dict[Agents, list[list[Flight] | PieceRead]] = {}
+        for mine in by_source.values():
+            source = mine[0].source
+            assert source.pieces is not None
+            assert source.agents is not None
+            mine.sort(key=lambda flight: flight.key.index)
+            groups.setdefault(source.agents, []).extend(flight_runs(mine, source.pieces.piece_bytes))
+        for read in past:
+            assert read.source.agents is not None
+            groups.setdefault(read.source.agents, []).append(read)
+        first, *more = groups.items() or [(None, [])]
+        for agents, wanted in more:
+            self._submit(
+                [read for read in wanted if isinstance(read, PieceRead)], self._ask_agents, agents, wanted
+            )
+        if first[0] is not None:
+            self._ask_agents(*first)
+
+    def _ask_agents(self, agents: Agents, wanted: list[list[Flight] | PieceRead]) -> None:
+        """Make one call, and hand out what comes as it comes; each range's error is its own."""
+        reads, waiting = [], dict(enumerate(wanted))
+        try:
+            for one in wanted:
+                if isinstance(one, PieceRead):
+                    reads.append(one.source.agent_read(one.start, one.stop))
+                    continue
+                source = one[0].source
+                assert source.pieces is not None
+                reads.append(source.agent_read(*source.pieces.bounds(one[0].key.index, one[-1].key.index)))
+            # One request, whosoever's files are in it.
+            _source_of(wanted[0]).count(remote_read_calls=1)
+            for place, answer in agents.read_many(reads):
+                self._answered(waiting.pop(place), answer)
+        except BaseException as error:  # noqa: BLE001 - it is the reads' error
+            for left in waiting.values():
+                self._refused(left, error)
+
+    def _answered(self, one: list[Flight] | PieceRead, answer: Buffer | FluxonGopError) -> None:
+        if isinstance(answer, FluxonGopError):
+            self._refused(one, answer)
+            return
+        _source_of(one).count(remote_read_bytes=len(answer))
+        if isinstance(one, PieceRead):
+            one.end(answer)
+            return
+        try:
+            self._hand_out(one, memoryview(answer))
+        except BaseException as error:  # noqa: BLE001 - it is these reads' error
+            self._refused(one, error)
+
+    def _refused(self, one: list[Flight] | PieceRead, error: BaseException) -> None:
+        told = _source_of(one).failed(error) if isinstance(error, SourceError) else error
+        if isinstance(one, PieceRead):
+            one.fail(told)
+            return
+        self._unclaim(one)
+        self._fail(one, told)
 
     # ------------------------------------------------------------- the end of a fetch
 
@@ -371,6 +505,10 @@ class PieceCache:
         except RuntimeError as error:
             for read in reads:
                 read.fail(error)
+
+
+def _source_of(one: list[Flight] | PieceRead) -> PieceSource:
+    return one.source if isinstance(one, PieceRead) else one[0].source
 
 
 def _count_of(number: int, noun: str) -> str:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from fluxon_gop.errors import ShortReadError
+from fluxon_gop.errors import FluxonGopError, ShortReadError, SourceError
+from fluxon_gop.fluxonfs.agent_wire import AgentRead
 from fluxon_gop.fluxonfs.export import MissPolicy
 from fluxon_gop.fluxonfs.piece_key import FilePieces, PieceKey
 from fluxon_gop.sources.range_source import Buffer, GroupRead
 
 MAX_RUN_BYTES = 8 * 1024 * 1024
 """Most that one request to the origin asks for."""
+
+
+class Agents(Protocol):
+    """What gives ranges of many files in one call. Hashable; equal ones are asked together."""
+
+    def read_many(self, reads: Sequence[AgentRead]) -> Iterator[tuple[int, Buffer | FluxonGopError]]:
+        """Yield each read's place with its bytes or its error, as they come."""
+        ...
+
+    def __hash__(self) -> int:
+        """Equal ones are one."""
+        ...
 
 
 class PieceSource(Protocol):
@@ -55,6 +68,19 @@ class PieceSource(Protocol):
 
     def read_origin(self, start: int, stop: int) -> Buffer:
         """Read from the origin, in one request."""
+        ...
+
+    @property
+    def agents(self) -> Agents | None:
+        """What reads its origin together with others', in one call; None where each read is one of its own."""
+        ...
+
+    def agent_read(self, start: int, stop: int) -> AgentRead:
+        """Return bytes ``[start, stop)`` as ``agents`` is asked for them."""
+        ...
+
+    def failed(self, error: SourceError) -> SourceError:
+        """Return an origin's error as this file's."""
         ...
 
     def count(self, **changes: int) -> None:
@@ -180,3 +206,16 @@ def split_runs(indices: Sequence[int], piece_bytes: int) -> list[list[int]]:
             runs.append([])
         runs[-1].append(index)
     return runs
+
+
+class Together:
+    """What one wave still lacks of origins that are read by agents: pieces, and reads of files that no tier takes."""
+
+    def __init__(self) -> None:
+        """Lack nothing yet."""
+        self.flights: list[Flight] = []
+        self.past: list[PieceRead] = []
+
+    def __bool__(self) -> bool:
+        """Whether something is lacking."""
+        return bool(self.flights or self.past)

@@ -1,0 +1,573 @@
+"""The agent: what a wave costs, who may read, what is refused, and what happens where a node goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow import flight
+
+import fluxon_gop as fg
+from fluxon_gop.fluxonfs import (
+    FluxonFsCache,
+    FluxonFsExport,
+    FluxonFsPatcher,
+    FluxonFsVideoReadRequest,
+    Users,
+    hash_password,
+)
+from fluxon_gop.fluxonfs.agent_client import AgentClient
+from fluxon_gop.fluxonfs.agent_wire import AgentLimits, AgentRead, reads_in, ticket_of
+from fluxon_gop.model import Signature
+from tests.agents import agent_over, certificate, start_agent
+from tests.conftest import ROOT
+from tests.fluxonfs import totals
+from tests.media import RECIPES, full_decode, make
+
+VIDEOS = 16
+RELPATHS = [f"v{n:02}.mp4" for n in range(VIDEOS)]
+DATA = random.Random(3).randbytes(300_000)
+ALICE = ("alice", "sesame")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("agent")
+    names = ["bframes", "opengop", "hevc", "faststart"]
+    for n, relpath in enumerate(RELPATHS):
+        make(folder / relpath, RECIPES[names[n % 4]], 40)
+    (folder / "sub").mkdir()
+    (folder / "sub" / "data.bin").write_bytes(DATA)
+    (folder / "out").symlink_to("/etc")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def truth(root) -> dict[str, np.ndarray]:
+    return {relpath: full_decode(root / relpath) for relpath in RELPATHS}
+
+
+@pytest.fixture(scope="module")
+def table(root) -> fg.IndexTable:
+    with FluxonFsPatcher([FluxonFsExport("e", str(root))]) as one:
+        return fg.IndexTable.of([(("e", r), one.build_index("e", r)) for r in RELPATHS])
+
+
+def client_patcher(nodes, cache=None, index=None, identity=None, **more) -> FluxonFsPatcher:
+    export = FluxonFsExport("e", static_nodes=nodes, **more)
+    tiers = FluxonFsCache(**{"piece_bytes": 4096} | (cache or {}))
+    return FluxonFsPatcher([export], cache=tiers, index=index, request_identity=identity)
+
+
+def batch(truth, seed=1):
+    generator = random.Random(seed)
+    clips = {r: tuple(sorted(generator.sample(range(40), 4))) for r in RELPATHS}
+    wanted = [FluxonFsVideoReadRequest("e", r, 96, 128, 1, clip) for r, clip in clips.items()]
+    return wanted, [truth[r][list(clip)] for r, clip in clips.items()]
+
+
+def read_exactly(pool, truth, seed=1):
+    wanted, pictures = batch(truth, seed)
+    results = pool.read_many_numpy_with_stats(wanted)
+    assert all(np.array_equal(want, got.array) for want, got in zip(pictures, results, strict=True))
+    return totals(results)
+
+
+@pytest.mark.parametrize("cache", [{}, {"memory_bytes": 0}], ids=["pieces", "no tiers"])
+def test_a_wave_over_sixteen_videos_is_one_call(root, truth, table, cache):
+    """Sixteen clips of sixteen videos of one agent: a stat each, and one read call for all."""
+    with (
+        agent_over(FluxonFsExport("e", str(root))) as server,
+        client_patcher([server.address], cache, table) as one,
+        one.open_video_reader_pool() as pool,
+    ):
+        counted = read_exactly(pool, truth)
+        assert 1 == counted["remote_read_calls"] == server.counts.get("calls_total", "do_get")
+        assert counted["remote_read_bytes"] == server.counts.get("bytes_total")
+        assert VIDEOS == server.counts.get("calls_total", "do_action")
+
+
+def test_a_warm_wave_asks_no_agent_but_for_the_right(root, truth, table, tmp_path):
+    """From memory and from disk no range is read; a new process asks for each video's version once more."""
+    with agent_over(FluxonFsExport("e", str(root))) as server:
+        cache = {"disk_path": tmp_path / "disk"}
+        with client_patcher([server.address], cache, table) as one, one.open_video_reader_pool() as pool:
+            read_exactly(pool, truth)
+            calls = server.counts.get("calls_total", "do_get")
+            counted = read_exactly(pool, truth)
+            assert (0, 0) == (counted["remote_read_calls"], counted["stat_calls"])
+            assert one.flush(30)
+        with client_patcher([server.address], cache, table) as one, one.open_video_reader_pool() as pool:
+            counted = read_exactly(pool, truth)
+        assert (0, VIDEOS) == (counted["remote_read_calls"], counted["stat_calls"])
+        assert calls == server.counts.get("calls_total", "do_get")
+
+
+def test_a_right_that_ran_out_is_renewed_before_the_one_call(root, truth, table):
+    """With a TTL of nothing each wave asks for each right, and is one read call all the same."""
+    with (
+        agent_over(FluxonFsExport("e", str(root))) as server,
+        client_patcher([server.address], {"memory_bytes": 0}, table, metadata_cache_ttl_ms=0) as one,
+        one.open_video_reader_pool() as pool,
+    ):
+        for seed in (1, 2):
+            before = server.counts.get("calls_total", "do_get")
+            read_exactly(pool, truth, seed)
+            assert 1 == server.counts.get("calls_total", "do_get") - before
+
+
+def test_videos_without_rows_are_read_exactly(root, truth):
+    """Indexes are built through the agent."""
+    with (
+        agent_over(FluxonFsExport("e", str(root))) as server,
+        client_patcher([server.address]) as one,
+        one.open_video_reader_pool() as pool,
+    ):
+        read_exactly(pool, truth)
+
+
+def test_an_agent_over_a_bucket(root, truth, table, s3):
+    """An agent's export may itself lie on an object store."""
+    for relpath in RELPATHS:
+        s3.put(f"agent/{relpath}", (root / relpath).read_bytes())
+    export = FluxonFsExport("e", "s3://videos/agent", storage_options=s3.options)
+    with (
+        agent_over(export) as server,
+        client_patcher([server.address]) as one,
+        one.open_video_reader_pool() as pool,
+    ):
+        counted = read_exactly(pool, truth)
+        listed = AgentClient((server.address,)).list_files("e", "", None)
+    assert counted["remote_read_calls"] > 0
+    assert sorted(RELPATHS) == sorted(relpath for relpath, _ in listed)
+
+
+def test_each_identity_has_its_own_right(root):
+    """What one identity has cached, another one without the right does not get; passwords are checked by the agent."""
+    users = Users({"alice": hash_password("sesame"), "bob": hash_password("hunter2")})
+    with (
+        agent_over(FluxonFsExport("e", str(root), readers=["alice"]), users=users) as server,
+        client_patcher([server.address], identity=ALICE) as one,
+    ):
+        assert 300_000 == one.stat("e", "sub/data.bin").size
+        for identity in (("bob", "hunter2"), ("alice", "guess"), ("carol", ""), None):
+            one.request_identity = identity
+            with pytest.raises(fg.SourcePermissionError) as caught:
+                one.stat("e", "sub/data.bin")
+            assert not {"hunter2", "guess", "sesame"} & set(str(caught.value).split())
+        one.request_identity = ALICE
+        assert 300_000 == one.stat("e", "sub/data.bin").size
+        # One handshake for each password that is right, and for each try with a wrong one.
+        assert 4 == server.counts.get("calls_total", "handshake") + server.counts.get(
+            "refused_total", "unauthenticated"
+        )
+
+
+def test_a_token_ends_with_the_password_and_with_its_time(root, tmp_path):
+    """A changed password refuses the old token at once; one that ran out is got anew without the caller's knowing."""
+    book = tmp_path / "users.toml"
+    book.write_text(f'alice = "{hash_password("sesame")}"\n')
+    export = FluxonFsExport("e", str(root), readers=["alice"])
+    with agent_over(export, users=Users(book), token_seconds=0.2) as server:
+        client = AgentClient((server.address,), timeout_seconds=5)
+        for _ in range(2):
+            assert 300_000 == client.stat("e", "sub/data.bin", ALICE).size
+            time.sleep(0.3)
+        assert 2 == server.counts.get("calls_total", "handshake")
+        client.stat("e", "sub/data.bin", ALICE)
+        book.write_text(f'alice = "{hash_password("other")}"\n')
+        with pytest.raises(fg.SourcePermissionError):
+            client.stat("e", "sub/data.bin", ALICE)
+
+
+def test_tokens_that_are_none_are_refused(root):
+    """Replayed after the agent's end, of another agent, invented, malformed: unauthenticated, and the agent lives."""
+    users = Users({"alice": hash_password("sesame")})
+    export = FluxonFsExport("e", str(root), readers=["alice"])
+    with agent_over(export, users=users) as other:
+        foreign = flight.FlightClient(other.address).authenticate_basic_token(b"alice", b"sesame")[1]
+    body = json.dumps({"export_name": "e", "relpath": "sub/data.bin"}).encode()
+    with agent_over(export, users=users) as server:
+        client = flight.FlightClient(server.address)
+        own = client.authenticate_basic_token(b"alice", b"sesame")[1]
+        for token in (
+            foreign,
+            own[:-1],
+            b"Bearer ",
+            b"Bearer x",
+            b"Basic !!!",
+            b"Basic YWxpY2U=",
+            b"Digest x",
+        ):
+            options = flight.FlightCallOptions(timeout=5, headers=[(b"authorization", token)])
+            with pytest.raises(flight.FlightUnauthenticatedError):
+                list(client.do_action(flight.Action("stat", body), options))
+        options = flight.FlightCallOptions(timeout=5, headers=[(b"authorization", own)])
+        assert 1 == len(list(client.do_action(flight.Action("stat", body), options)))
+
+
+SIGNED = Signature(len(DATA), None, 1)
+BAD_PATHS = [
+    "../x",
+    "/etc/passwd",
+    "a/../../x",
+    "sub//data.bin",
+    "%2e%2e/x",
+    "a\\b",
+    "C:/x",
+    "a\0b",
+    "",
+    ".",
+    "sub/",
+]
+
+
+@pytest.mark.parametrize(
+    "ticket",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"files": 5}',
+        b'{"files": [[]]}',
+        b'{"files": [["e", "a", 10, null, null, 5]]}',
+        b'{"files": [["e", "a", 10, null, null, [[0, 0, 1e3]]]]}',
+        b'{"files": [["e", "a", 10, null, null, [[0, 0, true]]]]}',
+        b'{"files": [["e", "a", 10, null, null, [[0, -1, 5]]]]}',
+        b'{"files": [["e", "a", 10, null, null, [[0, 5, 5]]]]}',
+        b'{"files": [["e", "a", 10, null, null, [[0, 7, 5]]]]}',
+        b'{"files": [["e", "a", 10, null, null, [[0, 0, 11]]]]}',
+        b'{"files": [["e", "a", 10, null, null, [[0, 0, 5], [0, 5, 6]]]]}',
+        b'{"files": [["e", "a", -1, null, null, [[0, 0, 5]]]]}',
+        b'{"files": [["e", "a", 9999999999999999999999, null, null, [[0, 0, 5]]]]}',
+        b'{"files": [["e", "a", 10, 5, null, [[0, 0, 5]]]]}',
+        b'{"files": [[7, "a", 10, null, null, [[0, 0, 5]]]]}',
+        b'{"files": [["e", null, 10, null, null, [[0, 0, 5]]]]}',
+        json.dumps({"files": [["e", "a", 1 << 40, None, None, [[0, 0, 1 << 39]]]]}).encode(),
+        json.dumps({"files": [["e", "a", 99, None, None, [[n, 0, 1] for n in range(70_000)]]]}).encode(),
+        *(json.dumps({"files": [["e", path, 10, None, None, [[0, 0, 5]]]]}).encode() for path in BAD_PATHS),
+    ],
+)
+def test_a_ticket_that_is_wrong_is_refused_whole(ticket):
+    """Malformed, out of the export, out of the file, too many, too large: InvalidRequestError before any IO."""
+    with pytest.raises(fg.InvalidRequestError):
+        reads_in(ticket, AgentLimits())
+
+
+def test_a_ticket_says_what_was_asked():
+    """The reads of a ticket are those that it was made of."""
+    reads = [AgentRead("e", f"{n % 3}", SIGNED, n, n + 5) for n in range(20)]
+    assert dict(enumerate(reads)) == reads_in(ticket_of(reads), AgentLimits())
+
+
+def test_what_is_refused_leaves_the_agent_alive(root, caplog):
+    """Escapes, foreign exports, wrong versions, unknown actions, garbage: typed errors, no place of the machine in them."""
+    users = Users({"alice": hash_password("sesame")})
+    with agent_over(FluxonFsExport("e", str(root)), users=users, limits={"max_ranges": 8}) as server:
+        client = AgentClient((server.address,), timeout_seconds=5)
+        told = []
+        for export_name, relpath in [
+            ("e", "../x"),
+            ("e", "out/passwd"),
+            ("e", "nope"),
+            ("z", "a"),
+            ("e", "sub"),
+        ]:
+            with pytest.raises((fg.SourceError, fg.InvalidRequestError)) as caught:
+                client.stat(export_name, relpath, None)
+            told.append(str(caught.value))
+        now = client.stat("e", "sub/data.bin", None)
+        wrong = [
+            AgentRead("e", "sub/data.bin", now._replace(mtime_ns=5), 0, 10),
+            AgentRead("e", "out/passwd", now, 0, 10),
+            AgentRead("e", "nope", now, 0, 10),
+            AgentRead("z", "sub/data.bin", now, 0, 10),
+            AgentRead("e", "sub/data.bin", now, 5, 10),
+        ]
+        answers = dict(client.read_many(wrong, None))
+        kinds = [
+            fg.SourceChangedError,
+            fg.SourcePermissionError,
+            fg.SourceNotFoundError,
+            fg.SourceNotFoundError,
+        ]
+        assert kinds == [type(answers[n]) for n in range(4)]
+        assert DATA[5:10] == bytes(answers[4])
+        told += [str(answers[n]) for n in range(4)]
+        with pytest.raises(fg.InvalidRequestError, match="too much for one call"):
+            list(client.read_many([AgentRead("e", "sub/data.bin", now, n, n + 1) for n in range(9)], None))
+        raw = flight.FlightClient(server.address)
+        options = flight.FlightCallOptions(timeout=5)
+        for action in ("nope", "", "stat", "list"):
+            with pytest.raises((flight.FlightError, OSError, ValueError)):
+                list(raw.do_action(flight.Action(action, b"\xff{"), options))
+        for attempt in (
+            lambda: raw.do_get(flight.Ticket(b"\0" * 1000), options),
+            lambda: list(raw.list_flights(b"", options)),
+            lambda: raw.get_flight_info(flight.FlightDescriptor.for_path("a"), options),
+        ):
+            with pytest.raises((flight.FlightError, OSError, NotImplementedError)):
+                attempt()
+        with socket.create_connection(("127.0.0.1", server.port)) as plain:
+            plain.sendall(random.Random(1).randbytes(100_000))
+        assert now == client.stat("e", "sub/data.bin", None)
+        assert not [line for line in told + caplog.messages if str(root) in line or "sesame" in line]
+
+
+def test_limits_of_an_identity(root):
+    """Calls and bytes beyond what one identity may have under way wait for their turn, or end in time."""
+    with agent_over(FluxonFsExport("e", str(root)), limits={"max_calls": 1}) as server:
+        client = AgentClient((server.address,), timeout_seconds=20)
+        now = client.stat("e", "sub/data.bin", None)
+        answers = client.read_many(
+            [AgentRead("e", "sub/data.bin", now, n, n + 60_000) for n in range(5)], None
+        )
+        next(answers)
+        threads = [threading.Thread(target=client.stat, args=("e", "sub/data.bin", None)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        list(answers)
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_idle_and_slow_clients_harm_nobody(root):
+    """Hundreds of silent connections and a reader that takes nothing: others are served, and memory stays."""
+    (root / "large.bin").write_bytes(b"\1" * (64 << 20))
+    with agent_over(FluxonFsExport("e", str(root))) as server:
+        silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
+        client = AgentClient((server.address,), timeout_seconds=20)
+        now = client.stat("e", "large.bin", None)
+        slow = client.read_many(
+            [AgentRead("e", "large.bin", now, n << 20, (n + 1) << 20) for n in range(64)], None
+        )
+        next(slow)
+        for _ in range(20):
+            assert now == client.stat("e", "large.bin", None)
+        # The one that takes nothing is not read ahead for without bound.
+        assert server.counts.get("bytes_total") < 64 << 20
+        slow.close()
+        for connection in silent:
+            connection.close()
+        assert now == client.stat("e", "large.bin", None)
+    (root / "large.bin").unlink()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_the_next_node_answers_where_one_is_down(root, truth, table):
+    """A node that refuses, and one that is silent, cost a part of the deadline, not the read."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        nodes = [f"grpc://127.0.0.1:{free_port()}", f"grpc://127.0.0.1:{silent.getsockname()[1]}"]
+        with (
+            agent_over(FluxonFsExport("e", str(root))) as server,
+            client_patcher([*nodes, server.address], index=table, agent_timeout_ms=6000) as one,
+            one.open_video_reader_pool() as pool,
+        ):
+            read_exactly(pool, truth)
+
+
+def test_without_an_agent_a_read_ends_in_time(root):
+    """Nobody answers: DeadlineError within the export's limit."""
+    with client_patcher([f"grpc://127.0.0.1:{free_port()}"], agent_timeout_ms=700) as one:
+        started = time.monotonic()
+        with pytest.raises(fg.DeadlineError, match="no agent answered within"):
+            one.stat("e", "sub/data.bin")
+        assert time.monotonic() - started < 5
+
+
+def test_a_registry_tells_the_nodes(root, tmp_path):
+    """A file that is read again when it changes, or a callable; nodes that are none are refused."""
+    book = tmp_path / "agents.toml"
+    with agent_over(FluxonFsExport("e", str(root))) as server:
+        book.write_text("other = []\n")
+        export = FluxonFsExport(
+            "e", agent_registry=str(book), agent_timeout_ms=2000, metadata_cache_ttl_ms=0
+        )
+        with FluxonFsPatcher([export]) as one:
+            with pytest.raises(fg.SourceError, match="no agent to ask"):
+                one.stat("e", "sub/data.bin")
+            book.write_text(f'e = ["{server.address}"]\n')
+            assert len(DATA) == one.stat("e", "sub/data.bin").size
+            book.write_text('e = ["http://x"]\n')
+            with pytest.raises(fg.InvalidRequestError, match="grpc://host:port"):
+                one.stat("e", "sub/data.bin")
+        export = FluxonFsExport("e", agent_registry=lambda name: {"e": [server.address]}[name])
+        with FluxonFsPatcher([export]) as one:
+            assert len(DATA) == one.stat("e", "sub/data.bin").size
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"static_nodes": ["http://a:1"]}, ValueError),
+        ({"static_nodes": ["grpc://a"]}, ValueError),
+        ({"static_nodes": ["grpc://user:secret@a:1"]}, ValueError),
+        ({"static_nodes": [7]}, TypeError),
+        ({"static_nodes": "grpc://a:1"}, TypeError),
+        ({"static_nodes": ["grpc://a:1"], "root": "/x"}, ValueError),
+        ({"static_nodes": ["grpc://a:1"], "agent_registry": "x"}, ValueError),
+        ({"static_nodes": ["grpc://a:1"], "agent_tls_roots": "/nowhere"}, ValueError),
+        ({}, ValueError),
+    ],
+)
+def test_an_export_that_names_its_agents_wrong_is_refused(fields, kind):
+    """One of root, nodes and registry; addresses of Flight."""
+    with pytest.raises(kind) as caught:
+        FluxonFsExport("e", **fields)
+    assert "secret" not in str(caught.value)
+
+
+def config_of(folder: Path, root: Path, **agent) -> Path:
+    lines = [f"{name} = {json.dumps(value)}" for name, value in {"port": 0, **agent}.items()]
+    users = folder / "users.toml"
+    users.write_text(f'alice = "{hash_password("sesame")}"\n')
+    path = folder / "agent.toml"
+    text = f'users = "users.toml"\n[agent]\n{chr(10).join(lines)}\n'
+    path.write_text(text + f'[exports.e]\nroot = "{root}"\nreaders = ["alice"]\n')
+    return path
+
+
+def test_an_agents_process_with_tls(root, truth, table, tmp_path):
+    """A real process behind a certificate: exact frames, health and metrics over HTTP, and an end on SIGTERM."""
+    pem, key = certificate(tmp_path)
+    port = free_port()
+    config = config_of(tmp_path, root, tls_certificate="agent.pem", tls_key=str(key), metrics_port=port)
+    process, address = start_agent(config)
+    try:
+        assert address.startswith("grpc+tls://")
+        with (
+            client_patcher([address], index=table, identity=ALICE, agent_tls_roots=str(pem)) as one,
+            one.open_video_reader_pool() as pool,
+        ):
+            read_exactly(pool, truth)
+        with client_patcher([address], identity=ALICE, agent_timeout_ms=1000) as stranger:
+            with pytest.raises(fg.SourceError):
+                stranger.stat("e", "sub/data.bin")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+            assert {"status": "serving"} == json.load(answer)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert 'fluxon_gop_agent_calls_total{kind="do_get"} 1' in answer.read().decode()
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/etc/passwd")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=30)
+    assert 0 == process.returncode
+    assert "sesame" not in told
+
+
+def test_a_killed_agent_is_one_that_comes_back(root, truth, table, tmp_path):
+    """Frames are exact or the error is typed while the agent is killed; started again, it is read from."""
+    port = free_port()
+    config = config_of(tmp_path, root, port=port)
+    process, address = start_agent(config)
+    try:
+        with client_patcher(
+            [address], {"memory_bytes": 0}, table, ALICE, agent_timeout_ms=1500, metadata_cache_ttl_ms=0
+        ) as one:
+            pool = one.open_video_reader_pool()
+            read_exactly(pool, truth)
+            process.kill()
+            process.communicate()
+            with pytest.raises(fg.SourceError):
+                read_exactly(pool, truth)
+            process, _ = start_agent(config)
+            until = time.monotonic() + 20
+            while True:
+                try:
+                    read_exactly(pool, truth)
+                    break
+                except fg.SourceError:
+                    assert time.monotonic() < until
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_stopping_agent_lets_calls_end(root):
+    """stop() refuses new calls and waits for those under way."""
+    with agent_over(FluxonFsExport("e", str(root)), stop_seconds=20) as server:
+        client = AgentClient((server.address,), timeout_seconds=1)
+        now = client.stat("e", "sub/data.bin", None)
+        answers = AgentClient((server.address,)).read_many(
+            [AgentRead("e", "sub/data.bin", now, n, n + 200_000) for n in range(50)], None
+        )
+        next(answers)
+        ended: list[bool] = []
+        stopping = threading.Thread(target=lambda: ended.append(server.stop()))
+        stopping.start()
+        time.sleep(0.1)
+        with pytest.raises(fg.DeadlineError, match="stopping"):
+            client.stat("e", "sub/data.bin", None)
+        assert 49 == len(list(answers))
+        stopping.join(20)
+    assert [True] == ended
+
+
+def test_workers_read_through_agents(root, truth, table):
+    """A pickled patcher opens connections of its own in a spawned process; a forked child is told at once."""
+    program = (
+        "import os, pickle, sys\n"
+        "import fluxon_gop as fg\n"
+        "one = pickle.loads(sys.stdin.buffer.read())\n"
+        "size = one.stat('e', 'sub/data.bin').size\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    try:\n"
+        "        one.stat('e', 'v00.mp4')\n"
+        "    except fg.ForkedProcessError:\n"
+        "        os._exit(7)\n"
+        "    finally:\n"
+        "        os._exit(1)\n"
+        "print(size, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    with agent_over(FluxonFsExport("e", str(root))) as server, client_patcher([server.address]) as one:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            input=pickle.dumps(one),
+            capture_output=True,
+            check=False,
+            timeout=60,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        )
+    assert b"300000 7" == done.stdout.strip(), done.stderr.decode()
+
+
+def test_flight_is_loaded_only_where_an_agent_is_named():
+    """Who names no agent pays nothing for it."""
+    program = (
+        "import sys\n"
+        "from fluxon_gop.fluxonfs import FluxonFsExport, FluxonFsPatcher\n"
+        "import fluxon_gop.cli\n"
+        "FluxonFsPatcher([FluxonFsExport('e', '.')]).close()\n"
+        "assert 'pyarrow.flight' not in sys.modules\n"
+        "FluxonFsExport('e', static_nodes=['grpc://a:1'])\n"
+        "assert 'pyarrow.flight' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
