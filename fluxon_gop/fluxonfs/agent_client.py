@@ -31,6 +31,8 @@ from fluxon_gop.sources.range_source import Buffer
 DOWN_SECONDS = 5.0
 """For how long a node that did not answer is asked last."""
 _BUSY_PAUSES = (0.02, 0.5)
+_TOKENS = 3
+"""Tries of one call with a token that was good a moment ago."""
 T = TypeVar("T")
 
 
@@ -54,6 +56,7 @@ class _Connection:
             options["tls_root_certs"] = node.tls_roots
         self.client = flight.FlightClient(node.address, **options)
         self.tokens: dict[Identity, bytes] = {}
+        self.lock = threading.Lock()
         self.down_until = 0.0
 
 
@@ -224,37 +227,29 @@ class AgentClient:
         ask: Callable[[_Connection, Any], T],
         seconds: float,
     ) -> T:
-        """Return the answer of one node; a token that is none any more is got anew, once."""
+        """Return the answer of one node; a token that is none any more is got anew."""
         until = time.monotonic() + seconds
-        for again in (True, False):
+        for _ in range(_TOKENS):
+            token = b""
             try:
-                headers = self._headers(connection, identity, until)
-                options = flight.FlightCallOptions(
-                    timeout=max(until - time.monotonic(), 0.001), headers=headers
-                )
-                return ask(connection, options)
-            except flight.FlightUnauthenticatedError as error:
-                if identity is None or connection.tokens.pop(identity, None) is None or not again:
-                    text = f"{name}: the agent knows no such user and password"
-                    raise SourcePermissionError(text, source=name) from error
+                headers = []
+                if identity is not None:
+                    token = _token(connection, identity, until, name)
+                    headers = [(b"authorization", token)]
+                left = max(until - time.monotonic(), 0.001)
+                return ask(connection, flight.FlightCallOptions(timeout=left, headers=headers))
+            except flight.FlightUnauthenticatedError:
+                # Another agent is there now, or it has run out; another thread may have got a new one already.
+                if identity is None:
+                    break
+                with connection.lock:
+                    if connection.tokens.get(identity) == token:
+                        del connection.tokens[identity]
             except FluxonGopError:
                 raise
             except Exception as error:  # noqa: BLE001 - Flight's many kinds become ours
                 _explain(error, name)
-        raise AssertionError
-
-    def _headers(
-        self, connection: _Connection, identity: Identity | None, until: float
-    ) -> list[tuple[bytes, bytes]]:
-        if identity is None:
-            return []
-        token = connection.tokens.get(identity)
-        if token is None:
-            options = flight.FlightCallOptions(timeout=max(until - time.monotonic(), 0.001))
-            user, password = (part.encode("utf-8", "surrogatepass") for part in identity)
-            token = connection.client.authenticate_basic_token(user, password, options)[1]
-            connection.tokens[identity] = token
-        return [(b"authorization", token)]
+        raise _unknown(name)
 
     def _in_order(self, name: str) -> list[tuple[str, _Connection]]:
         """Return the nodes, those that did not answer lately last."""
@@ -268,6 +263,27 @@ class AgentClient:
                 raise InvalidRequestError(text) from error
         now = time.monotonic()
         return sorted(found, key=lambda one: one[1].down_until > now)
+
+
+def _token(connection: _Connection, identity: Identity, until: float, name: str) -> bytes:
+    """Return the token of an identity; of many who want one, one asks for it."""
+    with connection.lock:
+        token = connection.tokens.get(identity)
+        if token is None:
+            options = flight.FlightCallOptions(timeout=max(until - time.monotonic(), 0.001))
+            user, password = (part.encode("utf-8", "surrogatepass") for part in identity)
+            try:
+                token = connection.client.authenticate_basic_token(user, password, options)[1]
+            except flight.FlightUnauthenticatedError:
+                raise _unknown(name) from None
+            assert token is not None
+            connection.tokens[identity] = token
+        return token
+
+
+def _unknown(name: str) -> SourcePermissionError:
+    text = f"{name}: the agent knows no such user and password"
+    return SourcePermissionError(text, source=name)
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[int, Any, Any]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fluxon_gop.errors import InvalidRequestError, SourceError, SourceNotFoundError
 from fluxon_gop.fluxonfs.disk_tier import DiskTier
 from fluxon_gop.fluxonfs.export import FluxonFsExport
+from fluxon_gop.fluxonfs.kv_tier import KvTier
 from fluxon_gop.fluxonfs.metadata_cache import FileKey, Fresh, MetadataCache
 from fluxon_gop.fluxonfs.piece_cache import PieceCache
 from fluxon_gop.fluxonfs.piece_key import FilePieces
@@ -38,9 +39,26 @@ class FluxonFsCache:
     disk_retry_seconds: float = 5.0
     """For how long a disk that failed is left alone."""
 
+    kv_url: str | None = field(default=None, repr=False)
+    """Of a Valkey or Redis that machines share, ``redis://user:password@host:6379/0`` or ``rediss://...``; None for none."""
+    kv_ttl_seconds: int = 7 * 24 * 3600
+    """After which it forgets a piece."""
+    kv_timeout_ms: int = 250
+    """Of one round trip to it; then it is bypassed."""
+    kv_retry_seconds: float = 5.0
+    """For how long it is left alone where it failed."""
+
     def __post_init__(self) -> None:
         """Check each number."""
-        for name in ("memory_bytes", "disk_bytes", "piece_bytes", "backfill_bytes", "page_cache_pages"):
+        for name in (
+            "memory_bytes",
+            "disk_bytes",
+            "piece_bytes",
+            "backfill_bytes",
+            "page_cache_pages",
+            "kv_ttl_seconds",
+            "kv_timeout_ms",
+        ):
             value = getattr(self, name)
             if type(value) is not int:
                 text = f"{name} is a {type(value).__name__}: want an int"
@@ -51,12 +69,16 @@ class FluxonFsCache:
         if not MIN_PIECE_BYTES <= self.piece_bytes <= MAX_PIECE_BYTES:
             text = f"piece_bytes is {self.piece_bytes}: want {MIN_PIECE_BYTES} to {MAX_PIECE_BYTES}"
             raise InvalidRequestError(text)
-        seconds = self.disk_retry_seconds
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            text = f"disk_retry_seconds is a {type(seconds).__name__}: want a number"
-            raise TypeError(text)
-        if not 0 <= seconds < 1e9:
-            text = f"disk_retry_seconds is {seconds}: want 0 or more seconds"
+        for name in ("disk_retry_seconds", "kv_retry_seconds"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+                text = f"{name} is a {type(seconds).__name__}: want a number"
+                raise TypeError(text)
+            if not 0 <= seconds < 1e9:
+                text = f"{name} is {seconds}: want 0 or more seconds"
+                raise InvalidRequestError(text)
+        if self.kv_url is not None and not (self.kv_ttl_seconds and self.kv_timeout_ms):
+            text = "kv_ttl_seconds and kv_timeout_ms: want more than 0"
             raise InvalidRequestError(text)
         if self.disk_path is not None and 0 < self.disk_bytes < self.piece_bytes + 1024:
             text = f"disk_bytes is {self.disk_bytes}: want room for a piece of {self.piece_bytes} bytes, or 0 for no tier"
@@ -103,7 +125,12 @@ class FileSystem:
         disk = None
         if cache.disk_path is not None and cache.disk_bytes:
             disk = DiskTier(cache.disk_path, cache.disk_bytes, retry_seconds=cache.disk_retry_seconds)
-        self.pieces = PieceCache(cache.memory_bytes, disk, cache.backfill_bytes)
+        kv = None
+        if cache.kv_url is not None:
+            kv = KvTier(
+                cache.kv_url, cache.kv_ttl_seconds, cache.kv_timeout_ms / 1000, cache.kv_retry_seconds
+            )
+        self.pieces = PieceCache(cache.memory_bytes, disk, cache.backfill_bytes, kv)
 
     @property
     def exports(self) -> dict[str, FluxonFsExport]:

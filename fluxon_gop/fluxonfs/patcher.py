@@ -141,6 +141,7 @@ class FluxonFsPatcher:
         pieces = self._file_system.pieces
         memory = pieces.memory.nbytes if pieces.memory is not None else 0
         disk = pieces.disk.counts() if pieces.disk is not None else {}
+        disk |= pieces.kv.counts() if pieces.kv is not None else {}
         return {"memory_bytes": memory, **disk, "backfill_dropped": pieces.backfill.dropped}
 
     def flush(self, timeout: float | None = None) -> bool:

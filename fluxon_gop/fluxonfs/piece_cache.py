@@ -20,6 +20,7 @@ from fluxon_gop.errors import ClosedError, FluxonGopError, ShortReadError, Sourc
 from fluxon_gop.fluxonfs.backfill import Backfill
 from fluxon_gop.fluxonfs.disk_tier import DiskTier
 from fluxon_gop.fluxonfs.export import MissPolicy
+from fluxon_gop.fluxonfs.kv_tier import KvEntry, KvTier
 from fluxon_gop.fluxonfs.memory_tier import MemoryTier
 from fluxon_gop.fluxonfs.piece_key import FilePieces, PieceKey
 from fluxon_gop.fluxonfs.piece_reads import (
@@ -42,14 +43,18 @@ _PAUSES = (0.001, 0.02)
 class PieceCache:
     """The tiers of one file system, and what is on its way into them. Thread-safe; one ``RangeGroup``."""
 
-    def __init__(self, memory_bytes: int, disk: DiskTier | None, backfill_bytes: int) -> None:
+    def __init__(
+        self, memory_bytes: int, disk: DiskTier | None, backfill_bytes: int, kv: KvTier | None = None
+    ) -> None:
         """Hold nothing yet.
 
         Args:
             memory_bytes: of the memory tier, 0 for none.
             disk: the disk tier, None for none.
-            backfill_bytes: that may wait to be written to the disk tier.
+            backfill_bytes: that may wait to be written to the shared tiers.
+            kv: the store that machines share, None for none.
         """
+        self.kv = kv
         self.memory = MemoryTier(memory_bytes) if memory_bytes else None
         self.disk = disk
         self.backfill = Backfill(backfill_bytes)
@@ -67,7 +72,7 @@ class PieceCache:
     @property
     def keeps(self) -> bool:
         """Whether there is a tier."""
-        return self.memory is not None or self.disk is not None
+        return self.memory is not None or self.disk is not None or self.kv is not None
 
     def start(self, reads: Sequence[GroupRead]) -> list[Future[Buffer]]:
         """Start the planned reads of a wave over any of the file system's sources, and return a future for each.
@@ -90,18 +95,18 @@ class PieceCache:
             source = cast("PieceSource", read.source)
             futures.append(Future())
             wanted.setdefault(id(source), (source, []))[1].append(PieceRead(source, read, futures[-1]))
-        granted, by_agents = [], []
+        granted, as_one = [], []
         for source, mine in wanted.values():
-            if source.agents is not None:
-                by_agents.append((source, mine))
+            if source.agents is not None or self.kv is not None:
+                as_one.append((source, mine))
             elif source.is_granted:
                 granted.append((source, mine))
             else:
                 self._submit(mine, self._look_up_all, [(source, mine)])
         if granted:
             self._submit([read for _, mine in granted for read in mine], self._look_up_all, granted)
-        if by_agents:
-            self._grant_all(by_agents)
+        if as_one:
+            self._grant_all(as_one)
         return futures
 
     def forecast(self, pieces: FilePieces, ranges: Iterable[ByteRange]) -> str:
@@ -209,7 +214,7 @@ class PieceCache:
                 if held is not None:
                     for read in needed[index]:
                         read.take(index, held)
-            if together is not None and source.agents is not None:
+            if together is not None and (source.agents is not None or self.kv is not None):
                 together.flights += fresh
                 return
             for run in flight_runs(fresh, source.pieces.piece_bytes):
@@ -345,26 +350,32 @@ class PieceCache:
         assert source.pieces is not None
         size = source.pieces.piece_bytes
         pieces = [(flight, bytes(data[n * size : n * size + size])) for n, flight in enumerate(run)]
-        disk = self.disk
-        if disk is not None and self._fills_disk(source):
+        if (self.disk is not None or self.kv is not None) and self._fills_disk(source):
             if source.miss_policy is MissPolicy.STAGE_TO_KV_THEN_READ:
-                for flight, piece in pieces:
-                    disk.put(flight.key, piece)
+                self._store(pieces, kv=True)
                 self._unclaim(run)
             else:
                 # Before the readers are told: whoever flushes then waits for these.
-                self._have_stored(disk, pieces, len(data))
+                self._have_stored(pieces, len(data), kv=True)
         for flight, piece in pieces:
             self._arrived(flight, piece)
 
-    def _have_stored(self, disk: DiskTier, pieces: list[tuple[Flight, bytes]], nbytes: int) -> None:
+    def _store(self, pieces: list[tuple[Flight, bytes]], *, kv: bool) -> None:
+        """Write pieces into the shared tiers."""
+        if self.disk is not None:
+            for flight, piece in pieces:
+                self.disk.put(flight.key, piece)
+        if self.kv is not None and kv:
+            self.kv.put_many([(_entry_of(flight), piece) for flight, piece in pieces])
+
+    def _have_stored(self, pieces: list[tuple[Flight, bytes]], nbytes: int, *, kv: bool) -> None:
         with self._lock:
             self._storing.update((flight.key, piece) for flight, piece in pieces)
 
         def store(wanted: bool) -> None:
             try:
-                for flight, piece in pieces if wanted else ():
-                    disk.put(flight.key, piece)
+                if wanted:
+                    self._store(pieces, kv=kv)
             finally:
                 with self._lock:
                     for flight, _ in pieces:
@@ -382,10 +393,10 @@ class PieceCache:
     def _fills_disk(self, source: PieceSource) -> bool:
         return source.backfills or source.miss_policy is MissPolicy.STAGE_TO_KV_THEN_READ
 
-    # ------------------------------------------------------------- by agents
+    # ------------------------------------------------------------- a wave as one
 
     def _guarded_together(self, together: Together) -> None:
-        """Fetch what agents give; whatever is raised, no reader is left waiting, and no claim is kept."""
+        """Get what is asked for as one; whatever is raised, no reader is left waiting, and no claim is kept."""
         try:
             self._look_further_together(together)
         except BaseException as error:  # noqa: BLE001 - it is the reads' error
@@ -395,7 +406,10 @@ class PieceCache:
                 read.fail(error)
 
     def _look_further_together(self, together: Together) -> None:
-        """Get from disk what is there, and the rest of the wave in one call for each identity and set of agents."""
+        """Get what is there from disk, then from the shared store, and the rest from the origins.
+
+        One round trip to the store, and one call for each identity and set of agents; other origins as always.
+        """
         flights = self._begun(together.flights)
         past = [read for read in together.past if read.begin()]
         if self.disk is not None:
@@ -405,6 +419,8 @@ class PieceCache:
             if others:
                 threads.pool("fluxon_gop-claims").submit(self._guarded, others, self._await_others)
             flights = mine + [flight for flight in flights if not self._fills_disk(flight.source)]
+        if self.kv is not None and flights:
+            flights = self._from_kv(self.kv, flights)
         by_source: dict[int, list[Flight]] = {}
         for flight in flights:
             by_source.setdefault(id(flight.source), []).append(flight)
@@ -412,9 +428,13 @@ class PieceCache:
         for mine in by_source.values():
             source = mine[0].source
             assert source.pieces is not None
-            assert source.agents is not None
             mine.sort(key=lambda flight: flight.key.index)
-            groups.setdefault(source.agents, []).extend(flight_runs(mine, source.pieces.piece_bytes))
+            runs = flight_runs(mine, source.pieces.piece_bytes)
+            if source.agents is not None:
+                groups.setdefault(source.agents, []).extend(runs)
+                continue
+            for run in runs:
+                self._send(run)
         for read in past:
             assert read.source.agents is not None
             groups.setdefault(read.source.agents, []).append(read)
@@ -425,6 +445,25 @@ class PieceCache:
             )
         if first[0] is not None:
             self._ask_agents(*first)
+
+    def _from_kv(self, kv: KvTier, flights: list[Flight]) -> list[Flight]:
+        """Hand out what the shared store has; return what it has not."""
+        found = kv.get_many([_entry_of(flight) for flight in flights])
+        if found is None:
+            return flights
+        left, held = [], []
+        for flight, piece in zip(flights, found, strict=True):
+            flight.source.count(**{"kv_misses" if piece is None else "kv_hits": 1})
+            if piece is None:
+                left.append(flight)
+            else:
+                held.append((flight, piece))
+        kept = [one for one in held if self.disk is not None and self._fills_disk(one[0].source)]
+        if kept:
+            self._have_stored(kept, sum(len(piece) for _, piece in kept), kv=False)
+        for flight, piece in held:
+            self._arrived(flight, piece)
+        return left
 
     def _ask_agents(self, agents: Agents, wanted: list[list[Flight] | PieceRead]) -> None:
         """Make one call, and hand out what comes as it comes; each range's error is its own."""
@@ -505,6 +544,12 @@ class PieceCache:
         except RuntimeError as error:
             for read in reads:
                 read.fail(error)
+
+
+def _entry_of(flight: Flight) -> KvEntry:
+    pieces = flight.source.pieces
+    assert pieces is not None
+    return KvEntry(flight.key, pieces.prefix, pieces.field)
 
 
 def _source_of(one: list[Flight] | PieceRead) -> PieceSource:

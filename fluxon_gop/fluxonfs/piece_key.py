@@ -33,6 +33,7 @@ class FilePieces:
             signature: size, ``mtime_ns``, and the etag where the origin has one.
             piece_bytes: size of each piece but the last.
         """
+        self.prefix, self.field = prefix, field
         etag = signature.etag
         parts = [prefix, field, export_name, relpath, signature.size, signature.mtime_ns, piece_bytes]
         if etag is not None:
