@@ -21,10 +21,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from fluxon_gop.fluxonfs.agent_client import AgentClient  # noqa: E402
-from fluxon_gop.fluxonfs.agent_wire import AgentRead  # noqa: E402
-from tests.agents import certificate, start_agent  # noqa: E402
-from tools.bench_about import about  # noqa: E402
+from fluxon_gop.fluxonfs.agent_client import AgentClient
+from fluxon_gop.fluxonfs.agent_wire import AgentRead
+from tests.agents import certificate, start_agent
+from tools.bench_about import about
 
 MIB = 1 << 20
 

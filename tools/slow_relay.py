@@ -22,10 +22,14 @@ class SlowRelay:
         while True:
             try:
                 client, _ = self._listening.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
                 if self._listening.fileno() < 0:
                     return
+                continue
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                client.close()
                 continue
             threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
             threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
