@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -311,7 +312,9 @@ def test_what_is_refused_leaves_the_agent_alive(root, caplog):
         assert kinds == [type(answers[n]) for n in range(4)]
         assert DATA[5:10] == bytes(answers[4])
         told += [str(answers[n]) for n in range(4)]
-        with pytest.raises(fg.InvalidRequestError, match="too much for one call"):
+        with pytest.raises(
+            fg.InvalidRequestError, match="too much for one call"
+        ):  # beyond what this agent allows
             list(client.read_many([AgentRead("e", "sub/data.bin", now, n, n + 1) for n in range(9)], None))
         raw = flight.FlightClient(server.address)
         options = flight.FlightCallOptions(timeout=5)
@@ -350,10 +353,12 @@ def test_limits_of_an_identity(root):
 
 
 def test_idle_and_slow_clients_harm_nobody(root):
-    """Hundreds of silent connections and a reader that takes nothing: others are served, and memory stays."""
+    """A thousand silent connections and a reader that takes nothing: others are served, and little is read ahead."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
     (root / "large.bin").write_bytes(b"\1" * (64 << 20))
     with agent_over(FluxonFsExport("e", str(root))) as server:
-        silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
+        silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(1000)]
         client = AgentClient((server.address,), timeout_seconds=20)
         now = client.stat("e", "large.bin", None)
         slow = client.read_many(
@@ -369,6 +374,40 @@ def test_idle_and_slow_clients_harm_nobody(root):
             connection.close()
         assert now == client.stat("e", "large.bin", None)
     (root / "large.bin").unlink()
+
+
+def test_large_reads_come_in_parts_and_many_in_several_calls(root, monkeypatch):
+    """What is more than one call takes is asked for by more of them; a part that fails is its read's error."""
+    monkeypatch.setattr("fluxon_gop.fluxonfs.agent_client.PART_BYTES", 1000)
+    monkeypatch.setattr("fluxon_gop.fluxonfs.agent_client.CALL_BYTES", 50_000)
+    monkeypatch.setattr("fluxon_gop.fluxonfs.agent_client.CALL_RANGES", 30)
+    with agent_over(FluxonFsExport("e", str(root))) as server:
+        client = AgentClient((server.address,))
+        now = client.stat("e", "sub/data.bin", None)
+        generator = random.Random(8)
+        spans = [tuple(sorted(generator.sample(range(len(DATA)), 2))) for _ in range(12)]
+        spans += [(n, n + 1) for n in range(100)] + [(5, 1005), (0, 2000)]
+        reads = [AgentRead("e", "sub/data.bin", now, *span) for span in spans]
+        bad = AgentRead("e", "sub/data.bin", now._replace(mtime_ns=1), 0, 5000)
+        answers = list(client.read_many([bad, *reads, bad], None))
+    assert list(range(len(reads) + 2)) == sorted(place for place, _ in answers)
+    by_place = dict(answers)
+    for place, (start, stop) in enumerate(spans, 1):
+        assert DATA[start:stop] == bytes(by_place[place])
+    assert isinstance(by_place[0], fg.SourceChangedError)
+    assert isinstance(by_place[len(reads) + 1], fg.SourceChangedError)
+
+
+def test_a_call_that_lasts_too_long_is_ended(root):
+    """call_seconds is over: the client's read ends with a typed error, and the agent serves others."""
+    with agent_over(FluxonFsExport("e", str(root)), limits={"call_seconds": 0.3}) as server:
+        client = AgentClient((server.address,), timeout_seconds=3)
+        now = client.stat("e", "sub/data.bin", None)
+        reads = [AgentRead("e", "sub/data.bin", now, 0, 300_000)] * 400
+        with pytest.raises(fg.DeadlineError):
+            list(map(lambda _: time.sleep(0.01), client.read_many(reads, None)))
+        assert server.counts.get("refused_total", "timed_out")
+        assert now == client.stat("e", "sub/data.bin", None)
 
 
 def free_port() -> int:

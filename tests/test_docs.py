@@ -13,11 +13,44 @@ from pathlib import Path
 import pytest
 
 import fluxon_gop as fg
+from tests.agents import certificate
 from tests.conftest import ROOT
 from tests.media import RECIPES, make
+from tests.valkey import PASSWORD, Valkey
 
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "evidence" not in p.parts)]
 BLOCK = re.compile(r"^```(python|bash|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def servers():
+    """What a page starts and leaves running."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.terminate()
+        process.communicate()
+        assert 0 == process.returncode
+
+
+@pytest.fixture
+def valkey(tmp_path_factory):
+    with Valkey(tmp_path_factory.mktemp("valkey")) as running:
+        yield running
+
+
+def _started(line: str, path: str) -> subprocess.Popen[str]:
+    """Start what serves, and wait until it says so."""
+    process = subprocess.Popen(
+        shlex.split(line),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PATH": path},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -42,8 +75,15 @@ def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, request):
         }
         for name, value in keys.items():
             monkeypatch.setenv(f"AWS_{name}", value)
+    text = page.read_text()
+    if page.name == "fluxonfs.md":
+        certificate(tmp_path)
+        valkey = request.getfixturevalue("valkey")
+        text = text.replace(
+            "redis://:open-sesame@kv.example:6379", f"redis://:{PASSWORD}@127.0.0.1:{valkey.port}"
+        )
     monkeypatch.chdir(tmp_path)
-    blocks = BLOCK.findall(page.read_text())
+    blocks = BLOCK.findall(text)
     for kind, text in blocks:
         if kind == "toml":
             # Its first line is its name.
@@ -53,7 +93,9 @@ def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, request):
     for kind, text in blocks:
         for line in text.splitlines() if kind == "bash" else ():
             # Installing is what CI does before it runs this test.
-            if line.startswith("fluxon-gop"):
+            if line.endswith("&"):
+                request.getfixturevalue("servers").append(_started(line.removesuffix("&"), path))
+            elif line.startswith("fluxon-gop"):
                 subprocess.run(
                     shlex.split(line), check=True, capture_output=True, env={**os.environ, "PATH": path}
                 )

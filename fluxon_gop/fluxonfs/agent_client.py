@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -31,6 +32,8 @@ from fluxon_gop.sources.range_source import Buffer
 DOWN_SECONDS = 5.0
 """For how long a node that did not answer is asked last."""
 _BUSY_PAUSES = (0.02, 0.5)
+PART_BYTES, CALL_BYTES, CALL_RANGES = 32 << 20, 512 << 20, 16_384
+"""Within what an agent allows by default."""
 _TOKENS = 3
 """Tries of one call with a token that was good a moment ago."""
 T = TypeVar("T")
@@ -139,13 +142,42 @@ class AgentClient:
     def read_many(
         self, reads: Sequence[wire.AgentRead], identity: Identity | None
     ) -> Iterator[tuple[int, Buffer | FluxonGopError]]:
-        """Yield each read's place with its bytes or its error, as they come. One call, and one more where a node goes away.
+        """Yield each read's place with its bytes or its error, as they come.
+
+        One call for up to 512 MiB and 16,384 ranges, and one more where a node goes away. A read of more than 32 MiB is
+        put together from parts.
 
         Raises:
             SourceError: no agent answers in time; what was yielded before stands.
         """
-        left = dict(enumerate(reads))
         until = time.monotonic() + self.timeout_seconds
+        parts = [(place, part) for place, read in enumerate(reads) for part in _parts(read)]
+        left = Counter(place for place, _ in parts)
+        held: dict[int, dict[int, Buffer]] = {}
+        for call in _calls(parts):
+            for number, answer in self._one_call([part for _, part in call], identity, until):
+                place, part = call[number]
+                left[place] -= 1
+                if isinstance(answer, FluxonGopError):
+                    if left[place] >= 0:
+                        # Its other parts are not waited for.
+                        left[place] = -1
+                        yield place, answer
+                    continue
+                if left[place] == 0 and place not in held:
+                    yield place, answer
+                    continue
+                mine = held.setdefault(place, {})
+                mine[part.start] = answer
+                if left[place] == 0:
+                    yield place, b"".join(mine[start] for start in sorted(mine))
+                if left[place] <= 0:
+                    del held[place]
+
+    def _one_call(
+        self, reads: Sequence[wire.AgentRead], identity: Identity | None, until: float
+    ) -> Iterator[tuple[int, Buffer | FluxonGopError]]:
+        left = dict(enumerate(reads))
         name = f"{reads[0].export_name}/{reads[0].relpath}"
         while left:
             places = list(left)
@@ -263,6 +295,27 @@ class AgentClient:
                 raise InvalidRequestError(text) from error
         now = time.monotonic()
         return sorted(found, key=lambda one: one[1].down_until > now)
+
+
+def _parts(read: wire.AgentRead) -> Iterator[wire.AgentRead]:
+    """Yield a read in parts that an agent gives at once."""
+    for start in range(read.start, read.stop, PART_BYTES):
+        yield read._replace(start=start, stop=min(start + PART_BYTES, read.stop))
+
+
+def _calls(parts: list[tuple[int, wire.AgentRead]]) -> Iterator[list[tuple[int, wire.AgentRead]]]:
+    """Yield parts as one call asks for them."""
+    call: list[tuple[int, wire.AgentRead]] = []
+    nbytes = 0
+    for place, part in parts:
+        size = part.stop - part.start
+        if call and (len(call) == CALL_RANGES or nbytes + size > CALL_BYTES):
+            yield call
+            call, nbytes = [], 0
+        call.append((place, part))
+        nbytes += size
+    if call:
+        yield call
 
 
 def _token(connection: _Connection, identity: Identity, until: float, name: str) -> bytes:
