@@ -18,6 +18,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import flight
 
@@ -31,7 +32,7 @@ from fluxon_gop.fluxonfs import (
     hash_password,
 )
 from fluxon_gop.fluxonfs.agent_client import AgentClient
-from fluxon_gop.fluxonfs.agent_wire import AgentLimits, AgentRead, reads_in, ticket_of
+from fluxon_gop.fluxonfs.agent_wire import SCHEMA, AgentLimits, AgentRead, reads_in, ticket_of
 from fluxon_gop.model import Signature
 from tests.agents import agent_over, certificate, start_agent
 from tests.conftest import ROOT
@@ -376,6 +377,137 @@ def test_idle_and_slow_clients_harm_nobody(root):
     (root / "large.bin").unlink()
 
 
+class EvilAgent(flight.FlightServerBase):
+    """Answers what it was told to."""
+
+    mode = ""
+
+    def do_get(self, context, ticket):
+        def row(place, data, error=None):
+            columns = [
+                pa.array([place], pa.int32()),
+                pa.array([data], pa.binary()),
+                pa.array([error], pa.string()),
+            ]
+            return pa.record_batch(columns, schema=SCHEMA)
+
+        def endless():
+            while True:
+                yield row(0, b"x").slice(0, 0)
+
+        if self.mode == "schema":
+            return flight.RecordBatchStream(pa.table({"a": [1]}))
+        answers = {
+            "nothing": [],
+            "twice": [row(0, b"x" * 10)] * 2,
+            "short": [row(0, b"x")],
+            "long": [row(0, b"x" * 11)],
+            "null": [row(0, None)],
+            "other class": [row(0, None, '["KeyboardInterrupt", "x"]')],
+            "no words": [row(0, None, "{")],
+            "negative": [row(-1, b"x" * 10)],
+            "endless": endless(),
+        }
+        return flight.GeneratorStream(SCHEMA, iter(answers[self.mode]))
+
+    def do_action(self, context, action):
+        return iter([text.encode() for text in json.loads(self.mode)])
+
+
+@pytest.fixture
+def evil():
+    server = EvilAgent("grpc://127.0.0.1:0")
+    threading.Thread(target=server.serve, daemon=True).start()
+    yield server
+    server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "schema",
+        "nothing",
+        "twice",
+        "short",
+        "long",
+        "null",
+        "other class",
+        "no words",
+        "negative",
+        "endless",
+    ],
+)
+def test_an_agent_that_lies_is_found_out(evil, mode):
+    """Wrong, missing, doubled and endless answers: a SourceError, in time."""
+    evil.mode = mode
+    client = AgentClient((f"grpc://127.0.0.1:{evil.port}",), timeout_seconds=1)
+    read = AgentRead("e", "f", Signature(100, None, 1), 0, 10)
+    try:
+        answers = list(client.read_many([read], None))
+    except fg.SourceError:
+        return
+    assert [fg.SourceError] == [type(answer) for _, answer in answers]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[]",
+        '["{"]',
+        '["[1, 2]"]',
+        '["[1,null,null]", "[1,null,null]"]',
+        '["[-5,null,null]"]',
+        '["null"]',
+        '["[[1]]"]',
+    ],
+)
+def test_versions_that_are_none_are_refused(evil, answer):
+    """A stat or a listing that says nothing sensible is a SourceError."""
+    evil.mode = answer
+    client = AgentClient((f"grpc://127.0.0.1:{evil.port}",), timeout_seconds=2)
+    with pytest.raises(fg.SourceError):
+        client.stat("e", "f", None)
+    if answer != "[]":
+        with pytest.raises(fg.SourceError):
+            client.list_files("e", "", None)
+
+
+def test_users_that_cannot_be_read_refuse_everybody_and_come_back(root, tmp_path, caplog):
+    """The file of users is gone, or broken: no call passes, its place is told to nobody; mended, calls pass."""
+    book = tmp_path / "users.toml"
+    good = f'alice = "{hash_password("sesame")}"\n'
+    book.write_text(good)
+    with agent_over(FluxonFsExport("e", str(root), readers=["alice"]), users=Users(book)) as server:
+        client = AgentClient((server.address,), timeout_seconds=0.5)
+        client.stat("e", "sub/data.bin", ALICE)
+        for broken in (None, "alice = 5", "alice = "):
+            book.unlink() if broken is None else book.write_text(broken)
+            with pytest.raises(fg.DeadlineError, match="cannot read its users") as caught:
+                client.stat("e", "sub/data.bin", ALICE)
+            assert str(tmp_path) not in str(caught.value)
+        book.write_text(good)
+        client.stat("e", "sub/data.bin", ALICE)
+        for identity in (("alice", "sesame\0"), ("alice:", "sesame"), ("ali\0ce", "sesame"), ("", "")):
+            with pytest.raises(fg.SourcePermissionError):
+                client.stat("e", "sub/data.bin", identity)
+
+
+def test_calls_that_are_called_off_hold_nothing(root):
+    """After streams that were left in the middle no call and no byte counts as under way."""
+    with agent_over(FluxonFsExport("e", str(root))) as server:
+        client = AgentClient((server.address,))
+        now = client.stat("e", "sub/data.bin", None)
+        for _ in range(10):
+            answers = client.read_many([AgentRead("e", "sub/data.bin", now, 0, 300_000)] * 100, None)
+            next(answers)
+            answers.close()
+        until = time.monotonic() + 10
+        while server.counts.get("calls_running") and time.monotonic() < until:
+            time.sleep(0.02)
+        assert 0 == server.counts.get("calls_running") == server._callers.running
+        assert not server._callers._bytes
+
+
 def test_large_reads_come_in_parts_and_many_in_several_calls(root, monkeypatch):
     """What is more than one call takes is asked for by more of them; a part that fails is its read's error."""
     monkeypatch.setattr("fluxon_gop.fluxonfs.agent_client.PART_BYTES", 1000)
@@ -405,7 +537,7 @@ def test_a_call_that_lasts_too_long_is_ended(root):
         now = client.stat("e", "sub/data.bin", None)
         reads = [AgentRead("e", "sub/data.bin", now, 0, 300_000)] * 400
         with pytest.raises(fg.DeadlineError):
-            list(map(lambda _: time.sleep(0.01), client.read_many(reads, None)))
+            [time.sleep(0.01) for _ in client.read_many(reads, None)]
         assert server.counts.get("refused_total", "timed_out")
         assert now == client.stat("e", "sub/data.bin", None)
 

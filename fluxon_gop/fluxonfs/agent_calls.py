@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import logging
 import secrets
 import threading
 import time
@@ -14,11 +15,12 @@ from typing import Any, NamedTuple
 from cachetools import TTLCache
 from pyarrow import flight
 
+from fluxon_gop.errors import FluxonGopError
 from fluxon_gop.fluxonfs.agent_wire import AgentLimits
 from fluxon_gop.fluxonfs.users import Identity, Users
 
+_log = logging.getLogger("fluxon_gop.agent")
 MAX_TOKENS = 100_000
-OPEN_METHODS = frozenset({flight.FlightMethod.HANDSHAKE})
 MIDDLEWARE = "fluxon_gop"
 
 
@@ -160,7 +162,7 @@ class Callers(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         except (binascii.Error, UnicodeDecodeError):
             found = ""
         identity = (user, password) if found else None
-        if identity is None or self._users is None or not self._users.knows(identity):
+        if identity is None or not self._knows(identity):
             raise self._refused(
                 flight.FlightUnauthenticatedError, "unauthenticated", "no such user and password"
             )
@@ -170,11 +172,20 @@ class Callers(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         with self._lock:
             found = self._tokens.get(_digest(token))
         # Asked again: the user may be gone since, or have another password.
-        if found is None or self._users is None or not self._users.knows(found.identity):
+        if found is None or not self._knows(found.identity):
             raise self._refused(
                 flight.FlightUnauthenticatedError, "unauthenticated", "the token is none, or has run out"
             )
         return found.identity
+
+    def _knows(self, identity: Identity) -> bool:
+        try:
+            return self._users is not None and self._users.knows(identity)
+        except FluxonGopError as error:
+            # It names a place of this machine; whoever runs the agent is told.
+            _log.error("%s", error)
+            text = "the agent cannot read its users"
+            raise self._refused(flight.FlightUnavailableError, "no users", text) from None
 
     def _refused(self, kind: Any, label: str, text: str) -> Exception:
         self._counts.add("refused_total", label=label)

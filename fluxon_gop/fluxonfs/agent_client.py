@@ -114,8 +114,9 @@ class AgentClient:
         body = wire.body_of(export_name=export_name, relpath=relpath)
 
         def ask(connection: _Connection, options: Any) -> Signature:
-            (answer,) = list(connection.client.do_action(flight.Action("stat", body), options))
-            return wire.signature_of(json.loads(answer.body.to_pybytes()))
+            answers = list(connection.client.do_action(flight.Action("stat", body), options))
+            _check_answer(len(answers) == 1, name)
+            return _version(_json(answers[0], name), name)
 
         return self._asked(name, identity, ask)
 
@@ -133,8 +134,12 @@ class AgentClient:
         def ask(connection: _Connection, options: Any) -> list[tuple[str, Signature | None]]:
             found: list[tuple[str, Signature | None]] = []
             for page in connection.client.do_action(flight.Action("list", body), options):
-                for relpath, words in json.loads(page.body.to_pybytes()):
-                    found.append((str(relpath), None if words is None else wire.signature_of(words)))
+                entries = _json(page, name)
+                _check_answer(isinstance(entries, list), name)
+                for entry in entries:
+                    _check_answer(isinstance(entry, list) and len(entry) == 2, name)
+                    relpath, words = entry
+                    found.append((str(relpath), None if words is None else _version(words, name)))
             return found
 
         return self._asked(name, identity, ask)
@@ -227,7 +232,7 @@ class AgentClient:
         """Return a call's answer by the first node that gives one, in time."""
         until = time.monotonic() + self.timeout_seconds if until is None else until
         pause, longest = _BUSY_PAUSES
-        why = "none is named"
+        why = "no answer in time"
         while True:
             connections = self._in_order(name)
             for position, (address, connection) in enumerate(connections):
@@ -246,7 +251,7 @@ class AgentClient:
             time.sleep(pause)
             pause = min(2 * pause, longest)
         if not connections:
-            text = f"{name}: no agent to ask: {why}"
+            text = f"{name}: no agent to ask: none is named"
             raise SourceError(text, source=name)
         text = f"{name}: no agent answered within {self.timeout_seconds:g} s ({why})"
         raise DeadlineError(text, source=name)
@@ -320,6 +325,9 @@ def _calls(parts: list[tuple[int, wire.AgentRead]]) -> Iterator[list[tuple[int, 
 
 def _token(connection: _Connection, identity: Identity, until: float, name: str) -> bytes:
     """Return the token of an identity; of many who want one, one asks for it."""
+    if "\0" in "".join(identity) or ":" in identity[0]:
+        # Flight would send what stands before the NUL, and take the user for another one.
+        raise _unknown(name)
     with connection.lock:
         token = connection.tokens.get(identity)
         if token is None:
@@ -364,6 +372,21 @@ def _checked(read: wire.AgentRead, data: memoryview | None, error: str | None) -
 def _words(error: Exception) -> str:
     """Return a foreign error's first words: gRPC appends addresses and debugging."""
     return one_line(error).partition(". Detail:")[0].partition("gRPC client debug context")[0][:300].strip()
+
+
+def _json(answer: Any, name: str) -> Any:
+    try:
+        return json.loads(answer.body.to_pybytes())
+    except (ValueError, RecursionError):
+        _check_answer(False, name)
+
+
+def _version(words: Any, name: str) -> Signature:
+    try:
+        return wire.signature_of(words)
+    except InvalidRequestError:
+        _check_answer(False, name)
+        raise
 
 
 def _check_answer(fits: bool, name: str) -> None:
