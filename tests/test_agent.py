@@ -141,6 +141,27 @@ def test_videos_without_rows_are_read_exactly(root, truth):
         read_exactly(pool, truth)
 
 
+def test_a_file_that_changes_is_noticed_and_read_anew(tmp_path):
+    """A reader of the old version gets SourceChangedError; one that is opened then reads the new one exactly."""
+    path = make(tmp_path / "v.mp4", RECIPES["bframes"], 40)
+    size = {"height": 96, "width": 128, "num_threads": 1}
+    with (
+        agent_over(FluxonFsExport("e", str(tmp_path))) as server,
+        client_patcher([server.address], {"memory_bytes": 0}, metadata_cache_ttl_ms=600_000) as one,
+    ):
+        with one.open_video_reader(export_name="e", relpath="v.mp4", **size) as reader:
+            reader.read_frames_numpy([1])
+            make(tmp_path / "w.mp4", RECIPES["hevc"], 40).replace(path)
+            with pytest.raises(fg.SourceChangedError) as caught:
+                reader.read_frames_numpy([39])
+            assert 1 == str(caught.value).count("export 'e'")
+        with one.open_video_reader(export_name="e", relpath="v.mp4", **size) as reader:
+            assert np.array_equal(full_decode(path)[[39]], reader.read_frames_numpy([39]))
+        path.unlink()
+        with pytest.raises(fg.SourceNotFoundError):
+            client_patcher([server.address]).stat("e", "v.mp4")
+
+
 def test_an_agent_over_a_bucket(root, truth, table, s3):
     """An agent's export may itself lie on an object store."""
     for relpath in RELPATHS:

@@ -235,6 +235,7 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             return source.read(read.start, read.stop)
         except SourceError as error:
+            self._files.forget(read.export_name, read.relpath)
             # By the names that the client knows, not by the places of this machine.
             raise in_export(error, read.export_name, read.relpath) from error
 
@@ -259,8 +260,11 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
         return export
 
     def _stat(self, identity: Identity | None, export_name: str, relpath: str) -> list[Any]:
-        self._export(export_name)
+        export = self._export(export_name)
         self._files.check_access(export_name, relpath, identity)
+        if export.is_local:
+            # Clients keep it for their TTL: it is of this moment.
+            self._files.forget(export_name, relpath)
         fresh, _ = self._files.stat(export_name, relpath)
         return wire.signature_words(fresh.signature)
 

@@ -225,5 +225,7 @@ def _file_key(export: FluxonFsExport, relpath: str, identity: Identity | None) -
 
 def in_export(error: SourceError, export_name: str, relpath: str) -> SourceError:
     """Return an origin's error with the names under which the caller knows the file."""
-    text = f"export {export_name!r}, {relpath!r}: {error.message}"
+    named = f"export {export_name!r}, {relpath!r}: "
+    # An agent has named it already.
+    text = named + error.message.removeprefix(named)
     return type(error)(text, **{**error.numbers, "export_name": export_name, "relpath": relpath})
