@@ -162,6 +162,34 @@ def test_a_file_that_changes_is_noticed_and_read_anew(tmp_path):
             client_patcher([server.address]).stat("e", "v.mp4")
 
 
+def test_a_listing_names_what_one_may_read(root):
+    """By an agent and from a folder alike; links are not followed, folders that are none are told."""
+    wanted = sorted([*RELPATHS, "sub/data.bin"])
+    users = Users({"alice": hash_password("sesame")})
+    rule = lambda identity, export, relpath: relpath.startswith("sub/")
+    with (
+        agent_over(
+            FluxonFsExport("e", str(root), readers=["alice"]),
+            FluxonFsExport("f", str(root), readers=rule),
+            users=users,
+        ) as server,
+        FluxonFsPatcher(
+            [FluxonFsExport(name, static_nodes=[server.address]) for name in "ef"], request_identity=ALICE
+        ) as far,
+        FluxonFsPatcher([FluxonFsExport("e", str(root))]) as near,
+    ):
+        for one in (far, near):
+            assert wanted == sorted(relpath for relpath, _ in one.list_files("e"))
+            assert [("sub/data.bin", one.stat("e", "sub/data.bin"))] == one.list_files("e", "sub")
+            for prefix in ("out", "nope", "../e", "v00.mp4"):
+                with pytest.raises((fg.SourceError, fg.InvalidRequestError)):
+                    one.list_files("e", prefix)
+        assert ["sub/data.bin"] == [relpath for relpath, _ in far.list_files("f")]
+        far.request_identity = None
+        with pytest.raises(fg.SourcePermissionError):
+            far.list_files("e")
+
+
 def test_an_agent_over_a_bucket(root, truth, table, s3):
     """An agent's export may itself lie on an object store."""
     for relpath in RELPATHS:

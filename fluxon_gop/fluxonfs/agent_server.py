@@ -34,7 +34,7 @@ from fluxon_gop.fluxonfs import agent_wire as wire
 from fluxon_gop.fluxonfs.agent_calls import MIDDLEWARE, Call, Callers, Counts, NoHandshake
 from fluxon_gop.fluxonfs.agent_config import AgentConfig
 from fluxon_gop.fluxonfs.export import FluxonFsExport
-from fluxon_gop.fluxonfs.export_listing import files_below
+from fluxon_gop.fluxonfs.export_listing import files_for
 from fluxon_gop.fluxonfs.file_system import FileSystem, in_export
 from fluxon_gop.fluxonfs.users import Identity, Users
 from fluxon_gop.sources.range_source import Buffer, RangeSource
@@ -269,26 +269,13 @@ class AgentServer(flight.FlightServerBase):  # type: ignore[misc]
         return wire.signature_words(fresh.signature)
 
     def _list(self, identity: Identity | None, export_name: str, prefix: str) -> Iterator[bytes]:
-        export = self._export(export_name)
-        if not callable(export.readers):
-            self._files.check_access(export_name, prefix, identity)
-        found = files_below(export, prefix)
         page: list[list[Any]] = []
-        for relpath, signature in found:
-            if callable(export.readers) and not self._may(identity, export_name, relpath):
-                continue
+        for relpath, signature in files_for(self._files, self._export(export_name), prefix, identity):
             page.append([relpath, wire.signature_words(signature) if signature is not None else None])
             if len(page) == PAGE:
                 yield json.dumps(page).encode()
                 page = []
         yield json.dumps(page).encode()
-
-    def _may(self, identity: Identity | None, export_name: str, relpath: str) -> bool:
-        try:
-            self._files.check_access(export_name, relpath, identity)
-        except SourcePermissionError:
-            return False
-        return True
 
     # ------------------------------------------------------------- errors
 

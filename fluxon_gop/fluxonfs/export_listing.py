@@ -5,12 +5,34 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 
 from fluxon_gop.errors import InvalidRequestError, SourceError, SourceNotFoundError, SourcePermissionError
 from fluxon_gop.fluxonfs.beneath import open_beneath
 from fluxon_gop.fluxonfs.export import FluxonFsExport
+from fluxon_gop.fluxonfs.file_system import FileSystem
+from fluxon_gop.fluxonfs.users import Identity
 from fluxon_gop.model import Signature
 from fluxon_gop.sources.listing import can_be_listed, list_files
+
+
+def files_for(
+    files: FileSystem, export: FluxonFsExport, prefix: str, identity: Identity | None
+) -> Iterator[tuple[str, Signature | None]]:
+    """Yield what of ``files_below`` this identity may read.
+
+    Raises:
+        SourcePermissionError: it may read nothing of the export.
+    """
+    if not callable(export.readers):
+        # The same for every file.
+        export.check_access(identity, prefix, files.users)
+        yield from files_below(export, prefix)
+        return
+    for relpath, signature in files_below(export, prefix):
+        with suppress(SourcePermissionError):
+            files.check_access(export.name, relpath, identity)
+            yield relpath, signature
 
 
 def files_below(export: FluxonFsExport, prefix: str) -> Iterator[tuple[str, Signature | None]]:

@@ -133,6 +133,11 @@ class FileSystem:
         self.pieces = PieceCache(cache.memory_bytes, disk, cache.backfill_bytes, kv)
 
     @property
+    def users(self) -> Users | None:
+        """The book of users."""
+        return self._users
+
+    @property
     def exports(self) -> dict[str, FluxonFsExport]:
         """A copy of the exports by name."""
         return dict(self._exports)

@@ -10,7 +10,9 @@ from typing import Any, Self
 from fluxon_gop.fluxonfs.byte_source import FluxonFsFile
 from fluxon_gop.fluxonfs.config import read_config
 from fluxon_gop.fluxonfs.export import FluxonFsExport
+from fluxon_gop.fluxonfs.export_listing import files_for
 from fluxon_gop.fluxonfs.file_system import FileSystem, FluxonFsCache
+from fluxon_gop.fluxonfs.relpath import check_relpath
 from fluxon_gop.fluxonfs.users import Identity, Users, check_identity
 from fluxon_gop.fluxonfs.video_pool import FluxonFsVideoReaderPool, VideoReaderKey
 from fluxon_gop.fluxonfs.video_reader import FluxonFsVideoReader, PlannedReader
@@ -128,6 +130,24 @@ class FluxonFsPatcher:
             SourceError: as :meth:`open_video_reader`.
         """
         return self._file(export_name, relpath).open_source().signature
+
+    def list_files(self, export_name: str, prefix: str = "") -> list[tuple[str, Signature | None]]:
+        """Return relpath and version of each file of an export, or below a folder of it, that this identity may read.
+
+        Cost: one call to an agent, one request for 1,000 names of a bucket. Links of a local root are not followed.
+
+        Raises:
+            SourceNotFoundError: no such export or folder.
+            SourcePermissionError: the identity may read nothing there.
+            InvalidRequestError: a prefix that leads out, or a web server's root, which lists nothing.
+        """
+        export = self._file_system.export(export_name)
+        if prefix:
+            check_relpath(prefix)
+        agents = export.agents(self._identity)
+        if agents is not None:
+            return agents.client.list_files(export_name, prefix, self._identity)
+        return list(files_for(self._file_system, export, prefix, self._identity))
 
     def build_index(self, export_name: str, relpath: str, *, check: str = "entry-points") -> VideoIndex:
         """Return the index of a video, for a table's row under ``(export_name, relpath)``; see ``fg.build_index``."""
