@@ -41,7 +41,7 @@ from fluxon_gop.fluxonfs import (
 )
 from tests.agents import start_agent
 from tests.valkey import PASSWORD, Valkey, free_port
-from tools.chaos_pieces import FRAMES, HEIGHT, PIECE, WIDTH, make_videos
+from tools.chaos_pieces import HEIGHT, PIECE, WIDTH, make_videos, random_batch
 from tools.slow_relay import SlowRelay
 
 CALL_SECONDS, KV_SECONDS = 3.0, 0.2
@@ -86,13 +86,7 @@ def work(plan: Plan, number: int) -> None:
     ):
         for batch in range(plan.batches):
             generator = random.Random(f"{plan.seed} {number} {batch}")
-            wanted = [
-                (
-                    generator.randrange(plan.videos),
-                    sorted(generator.sample(range(FRAMES), generator.randint(1, 6))),
-                )
-                for _ in range(generator.randint(1, 4))
-            ]
+            wanted = random_batch(generator, plan.videos)
             requests = [
                 FluxonFsVideoReadRequest("chaos", f"{video}.mp4", HEIGHT, WIDTH, 1, frames)
                 for video, frames in wanted

@@ -87,13 +87,7 @@ def work(plan: Plan, number: int) -> None:
     ):
         for batch in range(done, plan.batches):
             generator = random.Random(f"{plan.seed} {number} {batch}")
-            wanted = [
-                (
-                    generator.randrange(plan.videos),
-                    sorted(generator.sample(range(FRAMES), generator.randint(1, 6))),
-                )
-                for _ in range(generator.randint(1, 4))
-            ]
+            wanted = random_batch(generator, plan.videos)
             requests = [
                 FluxonFsVideoReadRequest("chaos", f"{video}.mp4", HEIGHT, WIDTH, 1, frames)
                 for video, frames in wanted
@@ -126,6 +120,14 @@ def work(plan: Plan, number: int) -> None:
             lines.flush()
         patcher.flush()
         (Path(plan.folder) / f"tiers-{number}-{os.getpid()}.json").write_text(json.dumps(patcher.stats()))
+
+
+def random_batch(generator: random.Random, videos: int) -> list[tuple[int, list[int]]]:
+    """Return one to four videos, and of each one to six frames."""
+    return [
+        (generator.randrange(videos), sorted(generator.sample(range(FRAMES), generator.randint(1, 6))))
+        for _ in range(generator.randint(1, 4))
+    ]
 
 
 def make_videos(folder: Path, count: int) -> None:
