@@ -384,22 +384,32 @@ def test_what_is_refused_leaves_the_agent_alive(root, caplog):
         assert not [line for line in told + caplog.messages if str(root) in line or "sesame" in line]
 
 
-def test_limits_of_an_identity(root):
-    """Calls and bytes beyond what one identity may have under way wait for their turn, or end in time."""
-    with agent_over(FluxonFsExport("e", str(root)), limits={"max_calls": 1}) as server:
+@pytest.mark.parametrize("limits", [{"max_calls": 1}, {"max_bytes": 400_000}])
+def test_limits_of_an_identity(root, limits):
+    """Calls and bytes beyond what one identity may have under way wait for their turn."""
+    with agent_over(FluxonFsExport("e", str(root)), limits=limits) as server:
         client = AgentClient((server.address,), timeout_seconds=20)
         now = client.stat("e", "sub/data.bin", None)
         answers = client.read_many(
             [AgentRead("e", "sub/data.bin", now, n, n + 60_000) for n in range(5)], None
         )
         next(answers)
-        threads = [threading.Thread(target=client.stat, args=("e", "sub/data.bin", None)) for _ in range(4)]
+        got: list[bytes] = []
+
+        def read() -> None:
+            read = AgentRead("e", "sub/data.bin", now, 0, 200_000)
+            got.extend(bytes(data) for _, data in client.read_many([read], None))
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
         for thread in threads:
             thread.start()
+        time.sleep(0.2)
         list(answers)
         for thread in threads:
             thread.join(20)
             assert not thread.is_alive()
+        assert [DATA[:200_000]] * 4 == got
+        assert server.counts.get("refused_total", "busy")
 
 
 def test_idle_and_slow_clients_harm_nobody(root):

@@ -133,11 +133,11 @@ class Callers(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             FlightUnavailableError: too many, all of this identity's calls together.
         """
         with self._lock:
-            if self._bytes[identity] + nbytes > max(self._limits.max_call_bytes, nbytes):
+            if self._bytes[identity] and self._bytes[identity] + nbytes > self._limits.max_bytes:
                 raise self._refused(
                     flight.FlightUnavailableError,
                     "busy",
-                    f"{self._limits.max_call_bytes} bytes of this identity are under way",
+                    f"{self._bytes[identity]} bytes of this identity are under way",
                 )
             self._bytes[identity] += nbytes
 

@@ -45,20 +45,30 @@ class AgentRead(NamedTuple):
 class AgentLimits:
     """What an agent does for one identity, beyond which it refuses."""
 
-    max_calls: int = 64
-    """At once."""
+    max_calls: int = 256
+    """At once: of all who come with one identity, or with none."""
     max_ranges: int = 65_536
     """Of one call."""
     max_range_bytes: int = 64 * 1024 * 1024
     """Of one range."""
     max_call_bytes: int = 1024 * 1024 * 1024
-    """Of one call; also of all calls at once, of one identity."""
+    """Of one call."""
+    max_bytes: int = 16 * 1024 * 1024 * 1024
+    """Of all calls at once."""
     call_seconds: float = 120.0
     """For how long a call may last."""
 
     def __post_init__(self) -> None:
         """Check each number."""
-        for name in ("max_calls", "max_ranges", "max_range_bytes", "max_call_bytes", "call_seconds"):
+        names = (
+            "max_calls",
+            "max_ranges",
+            "max_range_bytes",
+            "max_call_bytes",
+            "max_bytes",
+            "call_seconds",
+        )
+        for name in names:
             value = getattr(self, name)
             kinds = (int, float) if name == "call_seconds" else (int,)
             if isinstance(value, bool) or not isinstance(value, kinds):
