@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,6 +47,8 @@ MAX_FRAGMENTS = 16
 INDEXED_ROWS = 10_000
 """Smaller tables are scanned in milliseconds."""
 _KEYS = 2000
+_PAUSES = (0.02, 0.1, 0.3, 1.0, 2.0)
+"""Seconds between tries of a commit that another one has overtaken."""
 
 
 def open_dataset(uri: str, options: Mapping[str, Any] | None) -> LanceDataset | None:
@@ -185,14 +189,36 @@ class LanceRows:
     def _write(self, table: pa.Table, mode: str) -> None:
         import lance
 
-        with typed(self._uri):
-            self._dataset = lance.write_dataset(table, self._uri, mode=mode, storage_options=self._options)
+        def write() -> None:
+            with typed(self._uri):
+                self._dataset = lance.write_dataset(
+                    table, self._uri, mode=mode, storage_options=self._options
+                )
+
+        self._again(write)
+
+    def _again(self, act: Callable[[], None]) -> None:
+        """Do it, and again on the newest version where another writer's commit came between."""
+        for pause in (*_PAUSES, None):
+            try:
+                act()
+            except IndexTableError as error:
+                if pause is None or not _is_conflict(error):
+                    raise
+            else:
+                return
+            self.refresh()
+            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - so that two do not meet again
 
     def replace(self, table: pa.Table) -> None:
         """Put rows in the place of those with the same keys, as a new version."""
-        with self._at_work() as dataset:
-            merge = dataset.merge_insert(list(KEY_COLUMNS))
-            merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
+
+        def merge() -> None:
+            with self._at_work() as dataset:
+                into = dataset.merge_insert(list(KEY_COLUMNS))
+                into.when_matched_update_all().when_not_matched_insert_all().execute(table)
+
+        self._again(merge)
         self._dataset = None
 
     def fragment_place(self) -> FragmentPlace:
@@ -206,20 +232,30 @@ class LanceRows:
         import lance
 
         found = [lance.FragmentMetadata.from_json(text) for text in fragments]
-        with self._at_work() as dataset:
-            self._dataset = lance.LanceDataset.commit(
-                self._uri,
-                lance.LanceOperation.Append(found),
-                read_version=dataset.version,
-                storage_options=self._options,
-            )
+
+        def commit() -> None:
+            with self._at_work() as dataset:
+                self._dataset = lance.LanceDataset.commit(
+                    self._uri,
+                    lance.LanceOperation.Append(found),
+                    read_version=dataset.version,
+                    storage_options=self._options,
+                )
+
+        self._again(commit)
 
     def remove(self, keys: list[Key]) -> None:
         """Remove the rows of these keys as new versions, some thousand keys each."""
         for at in range(0, len(keys), _KEYS):
+            self._delete(where(keys[at : at + _KEYS]))
+
+    def _delete(self, condition: str) -> None:
+        def delete() -> None:
             with self._at_work() as dataset:
-                dataset.delete(where(keys[at : at + _KEYS]))
-            self._dataset = None
+                dataset.delete(condition)
+
+        self._again(delete)
+        self._dataset = None
 
     def refresh(self) -> None:
         """Open the newest version when it is needed."""
@@ -227,10 +263,19 @@ class LanceRows:
 
     def maintain(self) -> None:
         """Join small fragments, index the keys of a large table, and bring the index up to date."""
+        try:
+            self._maintain()
+        except IndexTableError as error:
+            # Another builder is at it: it, or the next build, leaves the table as it should be.
+            if not _is_conflict(error):
+                raise
+            self.refresh()
+
+    def _maintain(self) -> None:
         schema = self.schema()
         if schema is None or "uri" not in schema.names:
             return
-        self._drop_twins()
+        self._again(self._drop_twins)
         with self._at_work() as dataset:
             if len(dataset.get_fragments()) > MAX_FRAGMENTS:
                 dataset.optimize.compact_files(target_rows_per_fragment=1 << 20)
@@ -257,7 +302,13 @@ class LanceRows:
         for at in range(0, len(twins), _KEYS):
             with self._at_work() as dataset:
                 dataset.delete(f"_rowid IN ({', '.join(map(str, twins[at : at + _KEYS]))})")
-        self._dataset = None
+            self._dataset = None
+
+
+def _is_conflict(error: IndexTableError) -> bool:
+    """Return whether another writer's commit is what is in the way."""
+    words = str(error.__cause__).lower()
+    return any(word in words for word in ("conflict", "incompatible transaction", "concurrent"))
 
 
 def where(keys: Sequence[Key]) -> str:

@@ -114,6 +114,28 @@ def test_a_data_set_made_by_many_at_once_has_all_rows(tmp_path):
         assert 8 == LanceRows(place, None).count()
 
 
+def test_rows_are_added_while_another_writer_puts_all_anew(tmp_path):
+    """An append that an overwrite has overtaken is tried again on the newest version: neither of the two is an error."""
+    rows = pa.table({"uri": ["a"]})
+    for n in range(6):
+        place = str(tmp_path / f"{n}.lance")
+        LanceRows(place, None).append(rows)
+        gate = threading.Barrier(2, timeout=30)
+        one, other = LanceRows(place, None), LanceRows(place, None)
+        assert 1 == one.count() == other.count()
+
+        def anew(gate: threading.Barrier = gate, other: LanceRows = other) -> None:
+            gate.wait()
+            other.overwrite(rows)
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(anew)
+            gate.wait()
+            one.append(pa.table({"uri": ["b"]}))
+            done.result()
+        assert LanceRows(place, None).count() in {1, 2}
+
+
 def test_keys_of_exports_and_uris_live_side_by_side(uri, indexes):
     """A key is a uri, or (export, relpath)."""
     index = next(iter(indexes.values()))
