@@ -42,26 +42,36 @@ _NO_IN_BAND_SETS = frozenset({"avc1", "hvc1"})
 
 def probe_range(index: VideoIndex, sample: int) -> ByteRange:
     """Return the first bytes of a sample, as many as the check wants."""
-    start, size = int(index.sample_offset[sample]), int(index.sample_size[sample])
+    return probe_ranges(index, np.array([sample], np.int64))[0]
+
+
+def probe_ranges(index: VideoIndex, samples: Int64Array) -> list[ByteRange]:
+    """Return the first bytes of each sample, as many as the check wants."""
     # Encoders that repeat parameter sets repeat their long user-data SEI with them.
-    long = sample == index.stream.start or index.fourcc in {"avc3", "hev1"}
-    want = LONG_PROBE_BYTES if long else PROBE_BYTES
-    return ByteRange(start, start + min(size, want))
+    usual = LONG_PROBE_BYTES if index.fourcc in {"avc3", "hev1"} else PROBE_BYTES
+    want = np.where(samples == index.stream.start, LONG_PROBE_BYTES, usual)
+    start = index.sample_offset[samples]
+    stop = start + np.minimum(index.sample_size[samples], want)
+    return list(map(ByteRange, start.tolist(), stop.tolist()))
 
 
 def judge(
     index: VideoIndex, samples: Int64Array, heads: Sequence[bytes | memoryview]
 ) -> npt.NDArray[np.uint8]:
     """Return a verdict for each sample from its first bytes; UNCHECKED where those do not suffice."""
-    heads_of = zip(samples.tolist(), heads, strict=True)
-    return np.array([_verdict(index, sample, head) for sample, head in heads_of], np.uint8)
+    entry, begin = index.entries[0], index.stream.start
+    sizes = index.sample_size[samples].tolist()
+    return np.array(
+        [
+            _verdict(entry, size, head, first=sample == begin)
+            for sample, size, head in zip(samples.tolist(), sizes, heads, strict=True)
+        ],
+        np.uint8,
+    )
 
 
-def _verdict(index: VideoIndex, sample: int, head: bytes | memoryview) -> Verdict:
-    """Return the verdict on one sample."""
-    entry = index.entries[0]
-    size = int(index.sample_size[sample])
-    first = sample == index.stream.start
+def _verdict(entry: SampleEntry, size: int, head: bytes | memoryview, *, first: bool) -> Verdict:
+    """Return the verdict on one sample of ``size`` bytes; ``first``: the stream begins with it."""
     # At the stream's first sample the configuration record is the decoder's whole state.
     trusted = entry.fourcc in _NO_IN_BAND_SETS or first
     try:
@@ -85,8 +95,12 @@ def _remembers_its_encoder(entry: SampleEntry, head: bytes) -> bool:
         return False
     digits = head[at + len(_X264) : at + len(_X264) + 4].split(b" ")[0]
     build = int(digits) if digits.isdigit() else 0
-    predictive = any(nal[1] == 244 for nal in avc_record(entry.config).nals if avc_type(nal) == 7)
-    return build <= 33 or (build < 151 and predictive)
+    return build <= 33 or (build < 151 and _is_predictive(entry))
+
+
+def _is_predictive(entry: SampleEntry) -> bool:
+    """Return whether the profile is High 4:4:4 Predictive."""
+    return any(nal[1] == 244 for nal in avc_record(entry.config).nals if avc_type(nal) == 7)
 
 
 class _Known(NamedTuple):
@@ -124,6 +138,7 @@ def _known_sets(entry: SampleEntry) -> _Known:
     return _Known(record.length_size, frozenset(videos), sequences, pictures)
 
 
+@lru_cache(maxsize=256)
 def unsuitable(entry: SampleEntry) -> str | None:
     """Return why no packets are cut of streams with this configuration, None where they are."""
     try:
@@ -160,9 +175,11 @@ def contradicts(index: VideoIndex, sample: int, head: memoryview) -> bool:
     claimed = index.verdict_of(sample)
     if claimed not in {Verdict.PROVEN, Verdict.PROVEN_TRAILING}:
         return False
-    return _verdict(index, sample, head) not in {claimed, Verdict.UNCHECKED}
+    (found,) = judge(index, np.array([sample], np.int64), [head])
+    return found not in {claimed, Verdict.UNCHECKED}
 
 
+@lru_cache(maxsize=256)
 def picture_size(entry: SampleEntry) -> tuple[int, int] | None:
     """Return (width, height) of the decoded picture from the configuration record, None without it."""
     try:
@@ -182,14 +199,13 @@ def picture_size(entry: SampleEntry) -> tuple[int, int] | None:
 
 
 def _check_avc(known: _Known, head: memoryview, size: int, trusted: bool) -> Verdict:
-    sequences = set(known.sequences) if trusted else set()
-    pictures = dict(known.pictures) if trusted else {}
+    sequences, pictures = (known.sequences, known.pictures) if trusted else ({}, {})
     for nal in sample_nals(head, known.length_size, size):
         kind = avc_type(nal)
         if kind == 7:
-            sequences.add(avc_sps(nal).number)
+            sequences = {**sequences, avc_sps(nal).number: 0}
         elif kind == 8:
-            pictures |= dict([_avc_pps(nal)])
+            pictures = {**pictures, **dict([_avc_pps(nal)])}
         elif kind == 5:
             bits = Bits(nal[1:64], nal=True)
             bits.ue(), bits.ue()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -174,10 +174,8 @@ class VideoIndex:
         if len(pts) > 1 and np.any(pts[1:] < pts[:-1]):
             shown = shown[np.argsort(pts, kind="stable")]
         object.__setattr__(self, "frame_sample", shown)
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, np.ndarray):
-                value.setflags(write=False)
+        for name in _ARRAYS:
+            getattr(self, name).setflags(write=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields, each array as compressed differences."""
@@ -409,7 +407,12 @@ class VideoIndex:
         at = np.flatnonzero(self.key_samples == self.stream.start)
         if reason is None and len(at):
             reason = self._unclean_start(Verdict(int(new[at[0]])))
-        return replace(self, verdicts=new, container_reason=reason)
+        new.setflags(write=False)
+        # The rest is valid as it is.
+        same = object.__new__(type(self))
+        vars(same).update({name: getattr(self, name) for name in _FIELDS})
+        vars(same).update(verdicts=new, container_reason=reason)
+        return same
 
     def _unclean_start(self, verdict: Verdict) -> str | None:
         first = self.stream.start
@@ -419,6 +422,13 @@ class VideoIndex:
         if verdict is Verdict.PROVEN_TRAILING and bool(leading.any()):
             return "the stream starts with an open GOP: its leading frames cannot be decoded"
         return None
+
+
+_FIELDS = tuple(item.name for item in fields(VideoIndex))
+_ARRAYS = (
+    "sample_offset", "sample_size", "sample_pts", "sample_dts", "sample_entry", "hidden", "key_samples", "verdicts",
+    "frame_sample",
+)  # fmt: skip
 
 
 def beyond_the_end(name: str, index: int, length: int) -> FrameIndexError:

@@ -18,6 +18,7 @@ from fluxon_gop.errors import BoxError, UnsupportedMp4Error
 from fluxon_gop.model import MAX_SAMPLES
 from fluxon_gop.ranges import Int64Array
 
+_HEADER = struct.Struct(">I4s")
 HEADER_BYTES = 16
 """Enough for any box header: size, type, and the 64-bit size."""
 MAX_UNBACKED = 1 << 20
@@ -65,7 +66,7 @@ def parse_header(data: bytes | memoryview, at: int = 0) -> tuple[str, int, int]:
 
     Needs 8 bytes, and 16 where the size is 64-bit. Clause 4.2.
     """
-    size, kind = struct.unpack_from(">I4s", data, at)
+    size, kind = _HEADER.unpack_from(data, at)
     if size == 1:
         if len(data) - at < HEADER_BYTES:
             text = f"64-bit box size at byte {at}: the header is cut"
@@ -74,28 +75,34 @@ def parse_header(data: bytes | memoryview, at: int = 0) -> tuple[str, int, int]:
     return kind.decode("latin-1"), 8, size
 
 
-def children(parent: Box, skip: int = 0) -> Iterator[Box]:
-    """Yield the boxes inside ``parent``, from ``skip`` bytes into its body.
+def children(parent: Box, skip: int = 0, kind: str | None = None) -> Iterator[Box]:
+    """Yield the boxes inside ``parent``, from ``skip`` bytes into its body; with ``kind`` only those of this type.
 
     Ends at a 32-bit zero (a QuickTime terminator) or at less than a header's bytes, as FFmpeg does.
-    A child past its parent's end raises.
+    A child past its parent's end raises, of whatever type it is.
     """
+    data, stop = parent.data[: parent.stop], parent.stop
     at = parent.start + skip
+    wanted = None if kind is None else kind.encode("latin-1")
     for _ in range(MAX_BOXES):
-        if parent.stop - at < 8:
+        if stop - at < 8:
             return
-        kind, header, size = parse_header(parent.data[: parent.stop], at)
+        size, raw = _HEADER.unpack_from(data, at)
+        if wanted is not None and raw != wanted and 8 <= size <= stop - at:
+            at += size
+            continue
+        name, header, size = parse_header(data, at)
         if size == 0:
-            if kind == "\0\0\0\0":
+            if name == "\0\0\0\0":
                 return
-            size = parent.stop - at
-        offset = parent.offset + at - parent.start
-        path = f"{parent.path}/{kind}" if parent.path else kind
-        if size < header or at + size > parent.stop:
-            room = parent.stop - at
-            text = f"{path} at byte {offset}: size {size} does not fit: want {header} to {room}"
+            size = stop - at
+        if size < header or at + size > stop:
+            offset, path = parent.offset + at - parent.start, _path(parent, name)
+            text = f"{path} at byte {offset}: size {size} does not fit: want {header} to {stop - at}"
             raise BoxError(text, path=path, offset=offset)
-        yield Box(kind, parent.data, at + header, at + size, path, offset + header)
+        if kind is None or name == kind:
+            offset = parent.offset + at - parent.start + header
+            yield Box(name, parent.data, at + header, at + size, _path(parent, name), offset)
         at += size
     text = f"{parent.path}: more than {MAX_BOXES} boxes"
     raise BoxError(text, path=parent.path, offset=parent.offset)
@@ -106,10 +113,14 @@ def child(parent: Box, *kinds: str) -> Box | None:
     found: Box | None = parent
     for kind in kinds:
         assert found is not None
-        found = next((box for box in children(found) if box.kind == kind), None)
+        found = next(children(found, kind=kind), None)
         if found is None:
             return None
     return found
+
+
+def _path(parent: Box, kind: str) -> str:
+    return f"{parent.path}/{kind}" if parent.path else kind
 
 
 def need_child(parent: Box, *kinds: str) -> Box:

@@ -19,7 +19,7 @@ from fluxon_gop.model import SampleEntry, Signature, Verdict, VideoIndex
 from fluxon_gop.mp4_boxes import HEADER_BYTES, Box, child, need_child, parse_header
 from fluxon_gop.mp4_chain import MAX_WHOLE_BYTES, walk
 from fluxon_gop.mp4_tracks import Track, choose, display_matrix, movie_header, video_tracks
-from fluxon_gop.ranges import ByteRange
+from fluxon_gop.ranges import ByteRange, Int64Array
 from fluxon_gop.track_samples import TrackSamples, read_samples
 
 HEAD_BYTES = 64 * 1024
@@ -85,7 +85,7 @@ def index_steps(
     if check and index.container_reason is None:
         unchecked = np.flatnonzero(index.verdicts == Verdict.UNCHECKED)[:MAX_CHECKED]
         samples = index.key_samples[unchecked]
-        wave = tuple(entry_points.probe_range(index, int(sample)) for sample in samples)
+        wave = tuple(entry_points.probe_ranges(index, samples))
         if wave:
             heads = yield wave
             verdicts = entry_points.judge(index, samples, heads)
@@ -181,7 +181,7 @@ def _assemble(moov: Box, found: _Found, signature: Signature, track: Track, moof
     samples = read_samples(moov, track, moofs, movie_timescale, signature.size)
     picture = entry_points.picture_size(entries[0]) if entries else None
     width, height = picture or ((entries[0].width, entries[0].height) if entries else (0, 0))
-    keys = np.union1d(samples.keys, [samples.stream.start]) if len(samples.size) else samples.keys
+    keys = _with(samples.stream.start, samples.keys) if len(samples.size) else samples.keys
     return VideoIndex(
         signature=signature,
         moov_range=found.range,
@@ -208,6 +208,12 @@ def _assemble(moov: Box, found: _Found, signature: Signature, track: Track, moof
             samples.reason(signature.size),
         ),
     )
+
+
+def _with(number: int, numbers: Int64Array) -> Int64Array:
+    """Return sorted numbers with one more among them, unless it is there."""
+    at = int(np.searchsorted(numbers, number))
+    return numbers if at < len(numbers) and numbers[at] == number else np.insert(numbers, at, number)
 
 
 def _first_reason(*reasons: str | None) -> str | None:

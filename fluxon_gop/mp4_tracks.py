@@ -63,7 +63,7 @@ def display_matrix(trak: Box, movie: tuple[int, ...]) -> tuple[int, ...]:
 
 def video_tracks(moov: Box, file_size: int) -> Iterator[Track]:
     """Yield the tracks with a video handler."""
-    for number, trak in enumerate(box for box in children(moov) if box.kind == "trak"):
+    for number, trak in enumerate(children(moov, kind="trak")):
         mdia = child(trak, "mdia")
         handler = mdia and child(mdia, "hdlr")
         if mdia is None or handler is None or bytes(handler.body[8:12]) != b"vide":
@@ -117,7 +117,7 @@ def edits_are_applied(moov: Box, number: int) -> bool:
 
     Empty time and chunk tables are its sign of a fragmented file; all later tracks then only shift time.
     """
-    for at, trak in enumerate(box for box in children(moov) if box.kind == "trak"):
+    for at, trak in enumerate(children(moov, kind="trak")):
         if at > number:
             break
         stbl = child(trak, "mdia", "minf", "stbl")

@@ -78,9 +78,9 @@ class SampleTables(NamedTuple):
         keys = sync_samples(stbl, count)
         if keys is None:
             keys = np.arange(count, dtype=np.int64)
-        used = np.unique(entry[held])
-        uniform = len(used) <= 1
-        per_sample = used[:1] if uniform else np.repeat(entry[held], per_chunk[held])
+        used = entry[held]
+        uniform = not len(used) or bool((used == used[0]).all())
+        per_sample = used[:1] if uniform else np.repeat(used, per_chunk[held])
         return cls(
             offset,
             size,

@@ -163,6 +163,17 @@ def test_a_checked_build_is_at_most_three_waves(slow_server):
     assert slow_server.summary()["depth"] <= 3
 
 
+def test_a_small_file_is_indexed_and_checked_by_two_requests(tmp_path):
+    """Media data that ends less than 64 KiB behind the head comes with the movie box: no wave of checks, each byte once."""
+    recipe = Recipe(options={"preset": "ultrafast", "g": "12"})
+    data = make(tmp_path / "small.mp4", recipe, 120, 128, 96).read_bytes()
+    source = fg.TracedSource(fg.MemorySource(data))
+    index = fg.build_index(source)
+    assert HEAD_BYTES < index.moov_range.start <= 2 * HEAD_BYTES
+    assert set(index.verdicts.tolist()) == {fg.Verdict.PROVEN}
+    assert (2, index.moov_range.stop) == (len(source.trace.requests), source.trace.nbytes)
+
+
 def test_a_tail_beyond_the_first_read_costs_one_read_more(tmp_path):
     """A movie box of more than a MiB behind the media is read in two pieces, each byte once."""
     recipe = Recipe(options={"preset": "ultrafast", "g": "9000", "bf": "0"}, rate=30)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -159,12 +160,6 @@ class RemoteSource(VersionedSource):
         self.check_open()
         limits = self._limits
         last: list[SourceError] = []
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(limits.max_retries + 1),
-            wait=wait_random_exponential(multiplier=0.1, max=5.0),
-            retry=retry_if_exception_type(TransientError),
-            reraise=True,
-        )
 
         async def limited() -> Any:
             self.check_open()
@@ -185,13 +180,13 @@ class RemoteSource(VersionedSource):
 
         async def renewing() -> Any:
             try:
-                return await retrying(limited)
+                return await self._again(limited)
             except DeniedError as denied:
                 if not await self._renew(denied.seen):
                     raise denied.error from None
                 _log.info("%s: renewed", self._name)
             try:
-                return await retrying(limited)
+                return await self._again(limited)
             except DeniedError as denied:
                 raise denied.error from None
 
@@ -210,3 +205,24 @@ class RemoteSource(VersionedSource):
                     f"{self.name}: not read within the limit of all tries ({limits.retry_seconds:g} s){why}"
                 )
                 raise DeadlineError(text, source=self.name) from None
+
+    async def _again(self, request: Callable[[], Awaitable[Any]]) -> Any:
+        """Make a request, and again where it fails for the moment, with growing, random pauses."""
+        try:
+            return await request()
+        except TransientError as error:
+            first = [error]
+
+        async def repeat() -> Any:
+            if first:
+                # Already tried: tenacity's books are dear where nothing fails.
+                raise first.pop()
+            return await request()
+
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self._limits.max_retries + 1),
+            wait=wait_random_exponential(multiplier=0.1, max=5.0),
+            retry=retry_if_exception_type(TransientError),
+            reraise=True,
+        )
+        return await retrying(repeat)
