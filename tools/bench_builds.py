@@ -4,8 +4,9 @@
 
 The files (24 to 90 frames, 128x96, H.264 and HEVC, some with the movie box in front, some fragmented) lie on SeaweedFS; built
 in this process, by two processes and by Ray into a table each, whose rows must be the same; then built once more, which must
-read nothing. With ``--media``, throughput is taken of episodes too (600 frames, 0.85 MB). Throughput is taken over loopback HTTP with 20 ms latency: ours, ``ffprobe -show_packets``, and PyAV's demuxer, each
-with 128 files at a time.
+read nothing. Throughput is taken over a link with a round trip of 20 ms (``tools/far_link.py``), with TLS and without: ours, ``ffprobe
+-show_packets`` and PyAV's demuxer of signed addresses, with equally many requests in flight. With ``--media`` of episodes too (600 frames,
+0.85 MB).
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import av
+import obstore
+from obstore.store import S3Store
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -32,9 +36,11 @@ from fluxon_gop.build_shards import LocalEngine  # noqa: E402
 from fluxon_gop.encode import Recipe, numbered_picture, write_video  # noqa: E402
 from fluxon_gop.table_build import BuildOptions, build_table, engine_of  # noqa: E402
 from tools.bench_about import about  # noqa: E402
-from tools.bench_server import place, served  # noqa: E402
+from tools.far_link import far  # noqa: E402
 
-AT_ONCE = 128
+RTT_MS = 20.0
+AT_ONCE = (1, 8, 16, 32, 128)
+"""Requests in flight; a process of a peer has one."""
 X264 = {"preset": "ultrafast", "g": "12"}
 RECIPES = (
     Recipe(options=X264),
@@ -119,61 +125,94 @@ def on_s3(made: list[Path], folder: Path, files: int) -> list[dict[str, Any]]:
 
 
 def beside(story: str, made: list[Path], folder: Path, files: int) -> list[dict[str, Any]]:
-    """Time ours, ffprobe and PyAV over a server with latency."""
-    videos = folder / f"served {story}"
-    videos.mkdir()
-    for n in range(files):
-        place(made[n % len(made)], videos / f"{n:06}.mp4")
+    """Time ours, ffprobe and PyAV over a link with a round trip of 20 ms, plain and with TLS."""
+    from tests.agents import certificate
+    from tests.seaweed import BUCKET, SeaweedFS
+
     told = []
-    with served(videos, 20) as base:
-        uris = [f"{base}/{n:06}.mp4" for n in range(files)]
-        (folder / "list.txt").write_text("\n".join(uris))
-
-        def ours(processes: int) -> int:
-            table = fg.IndexTable.open(folder / f"{story}{processes}.lance", create=True)
-            return build_table([f"@{folder / 'list.txt'}"], table, engine=LocalEngine(processes)).built
-
-        def probe(uri: str) -> int:
-            command = [
-                shutil.which("ffprobe") or "ffprobe",
-                "-v",
-                "error",
-                "-select_streams",
-                "v",
-                "-show_packets",
-                uri,
-            ]
-            return subprocess.run(command, capture_output=True, check=True).stdout.count(b"[PACKET]") > 0
-
-        def demux(uri: str) -> int:
-            with av.open(uri) as container:
-                return sum(packet.size > 0 for packet in container.demux(container.streams.video[0])) > 0
-
-        def many(one: Any) -> int:
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                return sum(pool.map(one, uris))
-
-        acts: list[tuple[str, Callable[[], int]]] = [
-            ("fluxon_gop", lambda: ours(1)),
-            ("fluxon_gop, 2 processes", lambda: ours(2)),
-            ("ffprobe -show_packets", lambda: many(probe)),
-            ("PyAV demux", lambda: many(demux)),
-        ]
-        for name, act in acts:
-            started = time.perf_counter()
-            done = act()
-            took = time.perf_counter() - started
-            told.append(
-                {
-                    "files": story,
-                    "what": name,
-                    "videos": done,
-                    "seconds": round(took, 2),
-                    "videos_per_s": round(done / took, 1),
+    tls = certificate(folder)
+    (folder / f"seaweed {story}".replace(" ", "-")).mkdir()
+    with SeaweedFS(folder / f"seaweed {story}".replace(" ", "-"), tls) as s3:
+        data = [path.read_bytes() for path in made]
+        names = [f"far/{n:06}.mp4" for n in range(files)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: s3.put(names[n], data[n % len(data)]), range(files)))
+        for scheme, port in (("https", s3.tls_port), ("http", int(s3.endpoint.rpartition(":")[2]))):
+            with far(port, RTT_MS) as near:
+                options = {
+                    **s3.options,
+                    "endpoint": f"{scheme}://127.0.0.1:{near}",
+                    "allow_invalid_certificates": "true",
                 }
-            )
-            print(json.dumps(told[-1]), flush=True)
+                store = S3Store(
+                    BUCKET,
+                    client_options={"allow_http": True},
+                    endpoint=options["endpoint"],
+                    access_key_id=options["access_key_id"],
+                    secret_access_key=options["secret_access_key"],
+                    region=options["region"],
+                )
+                signed = obstore.sign(store, "GET", names, timedelta(hours=6))
+                ours = [f"s3://{BUCKET}/{name}" for name in names]
+                for at_once in AT_ONCE:
+                    for row in _race(ours, signed, options, at_once, folder):
+                        told.append({"files": story, "over": scheme, "at_once": at_once, **row})
+                        print(json.dumps(told[-1]), flush=True)
     return told
+
+
+def _race(
+    ours: list[str], signed: list[str], options: dict[str, Any], at_once: int, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """Let everyone read as many videos as fit into some seconds, with equally many requests in flight."""
+
+    def build(uris: list[str], processes: int) -> int:
+        (folder / "list.txt").write_text("\n".join(uris))
+        shutil.rmtree(folder / "raced.lance", ignore_errors=True)
+        table = fg.IndexTable.open(folder / "raced.lance", create=True)
+        limited = {**options, "max_requests_in_flight": at_once // processes}
+        report = build_table(
+            [f"@{folder / 'list.txt'}"],
+            table,
+            BuildOptions(storage_options=limited),
+            engine=LocalEngine(processes),
+        )
+        return report.built
+
+    def many(one: Callable[[str], bool], urls: list[str]) -> int:
+        with ThreadPoolExecutor(at_once) as pool:
+            return sum(pool.map(one, urls))
+
+    acts: list[tuple[str, list[str], Callable[[list[str]], int]]] = [
+        ("fluxon_gop", ours[: 300 * at_once], lambda uris: build(uris, 1)),
+        ("fluxon_gop, 2 processes", ours[: 300 * at_once], lambda uris: build(uris, 2)),
+        ("ffprobe -show_packets", signed[: min(40 * at_once, 300)], lambda urls: many(_probe, urls)),
+        ("PyAV demux", signed[: 300 * at_once], lambda urls: many(_demux, urls)),
+    ]
+    for name, videos, act in acts:
+        if name.endswith("processes") and at_once == 1:
+            continue
+        started = time.perf_counter()
+        done = act(videos)
+        took = time.perf_counter() - started
+        assert done == len(videos)
+        yield {
+            "what": name,
+            "videos": done,
+            "seconds": round(took, 2),
+            "videos_per_s": round(done / took, 1),
+        }
+
+
+def _probe(url: str) -> bool:
+    command = [shutil.which("ffprobe") or "ffprobe", "-v", "error", "-select_streams", "v", "-show_packets"]
+    answer = subprocess.run([*command, url], capture_output=True, check=True)
+    return b"[PACKET]" in answer.stdout
+
+
+def _demux(url: str) -> bool:
+    with av.open(url) as container:
+        return sum(packet.size > 0 for packet in container.demux(container.streams.video[0])) > 0
 
 
 def main() -> int:
@@ -182,7 +221,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--files", type=int, default=10_000)
-    parser.add_argument("--throughput-files", type=int, default=1000)
+    parser.add_argument("--throughput-files", type=int, default=9600)
     parser.add_argument("--media", type=Path, help="the benchmarks' videos: episodes of 20 s, 640x360, too")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -190,10 +229,10 @@ def main() -> int:
         folder = Path(temporary)
         (folder / "made").mkdir()
         made = make(folder / "made")
-        throughput = beside("small", made, folder, given.throughput_files)
+        throughput = beside("small files", made, folder, given.throughput_files)
         if given.media is not None:
             episodes = sorted(given.media.glob("of16_*.mp4"))
-            throughput += beside("episodes", episodes, folder, given.throughput_files // 2)
+            throughput += beside("episodes", episodes, folder, given.throughput_files // 8)
         engines = on_s3(made, folder, given.files) if given.files else []
     if given.out is not None:
         given.out.write_text(
