@@ -23,8 +23,9 @@ import pyarrow as pa
 from fluxon_gop.decode_check import check_by_decoding
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError, SourceError
 from fluxon_gop.index_build import BATCH, indexes_of
-from fluxon_gop.index_rows import Key, encode
+from fluxon_gop.index_rows import Key
 from fluxon_gop.model import Signature, VideoIndex
+from fluxon_gop.packed_row import encoded
 from fluxon_gop.sources import RangeSource, open_source
 from fluxon_gop.sources.range_source import table_key_of
 from fluxon_gop.stats import ReadStats
@@ -57,6 +58,8 @@ class Shard:
     storage_options: Mapping[str, Any] | None
     there: frozenset[str] = frozenset()
     """Those that have a row in the table, which a new one replaces."""
+    packed: bool = False
+    """Whether rows of the table have their packed columns."""
 
 
 @dataclass
@@ -118,7 +121,7 @@ def _build(shard: Shard, uris: Sequence[str], known_versions: Sequence[Signature
     finally:
         for source in sources:
             source.close()
-    return ShardDone(encode(rows), outcomes, total)
+    return ShardDone(encoded(rows, packed=shard.packed), outcomes, total)
 
 
 def _refused(uri: str, error: FluxonGopError | UnicodeError) -> Outcome:
@@ -200,7 +203,7 @@ class LocalEngine:
                 pool.shutdown()
                 pool = _process_pool(1)
                 error = SourceError(f"{uri}: the process that indexed it has died", source=uri)
-                yield ShardDone(encode([]), [Outcome(uri, "failed", error=error)])
+                yield ShardDone(encoded([], packed=shard.packed), [Outcome(uri, "failed", error=error)])
         pool.shutdown()
 
 

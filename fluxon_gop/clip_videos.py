@@ -14,7 +14,7 @@ from fluxon_gop.errors import EncryptedVideoError, FluxonGopError, InvalidReques
 from fluxon_gop.handed_over import Addresses
 from fluxon_gop.index_build import BATCH, indexes_of
 from fluxon_gop.index_rows import Key
-from fluxon_gop.index_table import Hint, IndexTable, Row
+from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.ranges import ByteRange, Int64Array
 from fluxon_gop.reader import VideoReader
@@ -22,6 +22,7 @@ from fluxon_gop.requests import Uri
 from fluxon_gop.sources import open_source
 from fluxon_gop.sources.range_source import table_key_of
 from fluxon_gop.stats import ReadStats
+from fluxon_gop.table_rows import Hint, Row
 
 _log = logging.getLogger(__name__)
 

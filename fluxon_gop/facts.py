@@ -10,9 +10,10 @@ import numpy as np
 from fluxon_gop.batch_plan import BatchPlan
 from fluxon_gop.build_shards import Outcome
 from fluxon_gop.errors import IndexMissingError, IndexTableError, StaleIndexError, one_line
-from fluxon_gop.index_table import Damaged, IndexTable
+from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import Verdict, VideoIndex
 from fluxon_gop.sources import open_source
+from fluxon_gop.table_rows import Damaged
 
 
 def outcome_facts(outcome: Outcome) -> dict[str, Any]:

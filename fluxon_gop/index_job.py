@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fluxon_gop.errors import InvalidRequestError, Mp4Error, SourceError
-from fluxon_gop.index_table import IndexTable, Row
+from fluxon_gop.index_table import IndexTable
 from fluxon_gop.jobs import Job, Wave
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.mp4_index import HEAD_BYTES, index_steps
@@ -18,6 +18,7 @@ from fluxon_gop.ranges import ByteRange, as_array, as_ranges, merge
 from fluxon_gop.sources.range_source import RangeSource
 from fluxon_gop.sparse_buffer import SparseBuffer
 from fluxon_gop.stats import ReadStats, WaveKind
+from fluxon_gop.table_rows import Row
 
 
 def index_job(

@@ -9,7 +9,7 @@ other column.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,11 +90,21 @@ def key_columns(key: Key) -> tuple[str, str, str]:
 
 def encode(rows: Iterable[tuple[Key, VideoIndex]]) -> pa.Table:
     """Return a table of these rows, checksums included."""
+    return table_of(row_dicts(rows))
+
+
+def row_dicts(rows: Iterable[tuple[Key, VideoIndex]]) -> list[dict[str, Any]]:
+    """Return these rows as mappings of column to value, lists of numbers as arrays, checksums included."""
     dicts = []
     for key, index in rows:
         row = _encode_row(key, index)
         row["row_checksum"] = checksum(row)
         dicts.append(row)
+    return dicts
+
+
+def table_of(dicts: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return a table of such mappings."""
     columns = [pa.array([row[f.name] for row in dicts], f.type) for f in SCHEMA]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
@@ -170,6 +180,11 @@ def decode(row: Mapping[str, Any]) -> VideoIndex:
     if checksum(row) != row["row_checksum"]:
         text = "the row's checksum does not fit its content"
         raise ValueError(text)
+    return index_of(row)
+
+
+def index_of(row: Mapping[str, Any]) -> VideoIndex:
+    """Return the index of a row whose content is known to be sound; raises as :func:`decode`."""
     count = row["sample_count"]
     size = _spread(row["sample_size"], count)
     gap = _spread(row["sample_gap"], max(count - 1, 0))
@@ -262,9 +277,12 @@ def signature_in(row: Mapping[str, Any]) -> Signature | None:
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of a table of this schema, number lists as arrays without a Python number each."""
+    """Return the rows of a table of this schema, or of some of its columns, number lists as arrays."""
     rows: list[dict[str, Any]] = [{} for _ in range(table.num_rows)]
     for column in SCHEMA:
+        if column.name not in table.column_names:
+            continue
+        # Not a Python number for each value.
         values = table.column(column.name).combine_chunks()
         numbers = pa.types.is_list(column.type) and pa.types.is_integer(column.type.value_type)
         for i, row in enumerate(rows):

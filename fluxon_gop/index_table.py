@@ -15,7 +15,7 @@ from typing import Any, Self
 import pyarrow as pa
 from cachetools import LRUCache
 
-from fluxon_gop import forks, index_rows
+from fluxon_gop import forks, index_rows, packed_row
 from fluxon_gop.arrow_file import ArrowFile, LayeredRows, MemoryRows, RemoteArrowFile, Rows
 from fluxon_gop.errors import (
     ClosedError,
@@ -31,29 +31,13 @@ from fluxon_gop.index_rows import (
 )
 from fluxon_gop.lance_rows import FragmentPlace, LanceRows, forked
 from fluxon_gop.model import Signature, VideoIndex
-from fluxon_gop.ranges import ByteRange, Int64Array
+from fluxon_gop.ranges import Int64Array
 from fluxon_gop.sources import open_source
 from fluxon_gop.table_keys import TableKeys, keys_over
+from fluxon_gop.table_rows import Row, is_full, read_rows
 
-MAX_HINT_BYTES = 512 * 1024 * 1024
 CACHE_BYTES = 256 * 1024 * 1024
 """Decoded rows that one table object keeps in memory."""
-
-
-class Damaged:
-    """Stands for a row that is there and cannot be trusted."""
-
-
-class Hint:
-    """Stands for a row with the seed's three columns only: where the movie box is said to lie."""
-
-    def __init__(self, moov_range: ByteRange) -> None:
-        """Keep the claimed range."""
-        self.moov_range = moov_range
-
-
-Row = VideoIndex | Hint | Damaged | None
-"""What a look-up finds: an index, a hint, a damaged row, or nothing."""
 
 
 class _Shared:
@@ -226,13 +210,11 @@ class IndexTable:
             found: dict[Key, Row] = {key: self._cache.get(key) for key in keys}
         missing = finder.may_hold(key for key, row in found.items() if row is None)
         if missing:
-            order, table = finder.rows(list(missing))
-            rows = index_rows.rows_of(table) if _is_full(table.schema) else _hints(table)
-            for key, row in zip(order, rows, strict=True):
-                found[key] = _decoded(row)
-                if isinstance(index := found[key], VideoIndex) and _weight(index) <= self._cache_bytes:
+            for key, row in read_rows(finder, missing):
+                found[key] = row
+                if isinstance(row, VideoIndex) and _weight(row) <= self._cache_bytes:
                     with self._lock:
-                        self._cache[key] = index
+                        self._cache[key] = row
         return [found[key] for key in keys]
 
     def encoded(self, keys: Sequence[Key]) -> pa.Table:
@@ -248,19 +230,27 @@ class IndexTable:
                 f"{self.uri}: {len(taken) or 'some'} of the keys are there already or twice; use replace()"
             )
             raise IndexTableError(text, keys=taken)
-        self._write(index_rows.encode(batch), self._store.append)
+        self._write(packed_row.encoded(batch, packed=self.is_packed), self._store.append)
 
     def replace(self, rows: Iterable[tuple[Key, VideoIndex]]) -> None:
         """Add rows, or put them in the place of those with the same key, in one commit."""
         batch = list({key: (key, index) for key, index in rows}.values())
         old = bool(self.known([key for key, _ in batch], ["size"]))
-        self._write(index_rows.encode(batch), self._store.replace if old else self._store.append)
+        self._write(
+            packed_row.encoded(batch, packed=self.is_packed),
+            self._store.replace if old else self._store.append,
+        )
 
     def write(self, new: pa.Table, changed: pa.Table) -> None:
         """Add encoded rows, those of keys that are there in the place of the old ones; a commit for each kind."""
         for rows, write in ((new, self._store.append), (changed, self._store.replace)):
             if rows.num_rows:
                 self._write(rows, write)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the table's rows have their packed columns: a Lance data set, unless it was made without."""
+        return isinstance(self._store, LanceRows) and self._store.is_packed()
 
     def fragment_place(self) -> FragmentPlace | None:
         """Return where other processes may write the table's new rows; None where they cannot."""
@@ -294,10 +284,10 @@ class IndexTable:
         if not rows.num_rows:
             return
         schema = self._store.schema()
-        if schema is not None and not _is_full(schema):
+        if schema is not None and not is_full(schema):
             text = f"{self.uri}: the table has only {', '.join(SWM_COLUMNS)}; build a new table"
             raise IndexTableError(text, uri=self.uri)
-        write(rows)
+        write(packed_row.fitted(rows, packed=self.is_packed))
         self._shared.forget()
 
     def _keys(self) -> TableKeys:
@@ -350,12 +340,8 @@ def _weight(index: VideoIndex) -> int:
     return 2 * index.nbytes + 1024
 
 
-def _is_full(schema: pa.Schema) -> bool:
-    return "row_checksum" in schema.names
-
-
 def _check_schema(schema: pa.Schema, uri: str) -> None:
-    if not _is_full(schema):
+    if not is_full(schema):
         if {"moov_range", "uri"} <= set(schema.names):
             return
         text = f"{uri}: no index table: its columns are {', '.join(schema.names[:8])}"
@@ -368,32 +354,3 @@ def _check_schema(schema: pa.Schema, uri: str) -> None:
     if wrong:
         text = f"{uri}: not this format: columns missing or of another type: {', '.join(wrong[:8])}"
         raise IndexTableError(text, uri=uri)
-
-
-def _decoded(row: dict[str, Any] | Hint | Damaged) -> Row:
-    if isinstance(row, Hint | Damaged):
-        return row
-    if row["row_checksum"] is None:
-        # A row of a video table that somebody else has written.
-        claimed = None if row["moov_range"] is None else row["moov_range"].tolist()
-        return _hint_of(claimed) if claimed is not None and _is_hint(claimed) else None
-    try:
-        return index_rows.decode(row)
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError):
-        return Damaged()
-
-
-def _hints(table: pa.Table) -> list[Any]:
-    ranges = table.column("moov_range").to_pylist()
-    return [_hint_of(claimed) if _is_hint(claimed) else Damaged() for claimed in ranges]
-
-
-def _hint_of(claimed: list[int]) -> Hint:
-    return Hint(ByteRange(claimed[0], claimed[0] + claimed[1]))
-
-
-def _is_hint(value: Any) -> bool:
-    """Return whether a value is (offset, size) of something that can be a movie box."""
-    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(n, int) for n in value):
-        return False
-    return bool(value[0] >= 0 and 8 <= value[1] <= MAX_HINT_BYTES)

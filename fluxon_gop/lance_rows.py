@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from fluxon_gop.errors import ForkedProcessError, IndexTableError
-from fluxon_gop.index_rows import KEY_COLUMNS, SCHEMA, Key
+from fluxon_gop.index_rows import KEY_COLUMNS, Key
+from fluxon_gop.packed_row import KEY_HASH, PACKED, PACKED_SCHEMA, key_hash
 from fluxon_gop.sources.lance_blob import lance_options
 
 if TYPE_CHECKING:
@@ -147,8 +148,13 @@ class LanceRows:
         """Return whether the data set has an index of its keys."""
         dataset = self._open()
         return dataset is not None and any(
-            "uri" in index.field_names for index in dataset.describe_indices()
+            _key_column(dataset.schema) in index.field_names for index in dataset.describe_indices()
         )
+
+    def is_packed(self) -> bool:
+        """Return whether rows have their packed columns; those of a data set that is not there yet will."""
+        dataset = self._open()
+        return dataset is None or PACKED in dataset.schema.names
 
     @contextmanager
     def _at_work(self) -> Iterator[LanceDataset]:
@@ -167,10 +173,11 @@ class LanceRows:
         """Return these columns of all rows."""
         return self.find(None, columns)
 
-    def take(self, positions: list[int]) -> pa.Table:
-        """Return these rows, in this order."""
+    def take(self, positions: list[int], columns: Sequence[str] | None = None) -> pa.Table:
+        """Return these rows, in this order; all columns but the packed ones, or those that are named."""
         with self._at_work() as dataset:
-            return dataset.take(positions)
+            names = [name for name in dataset.schema.names if name not in (KEY_HASH, PACKED)]
+            return dataset.take(positions, columns=list(columns or names))
 
     def append(self, table: pa.Table) -> None:
         """Add rows as a new version."""
@@ -224,7 +231,7 @@ class LanceRows:
     def fragment_place(self) -> FragmentPlace:
         """Return where fragments of this table are written; the table is made where it is not there."""
         if self._open() is None:
-            self._create(SCHEMA)
+            self._create(PACKED_SCHEMA)
         return FragmentPlace(self._uri, self._options)
 
     def commit_fragments(self, fragments: Sequence[str]) -> None:
@@ -247,7 +254,9 @@ class LanceRows:
     def remove(self, keys: list[Key]) -> None:
         """Remove the rows of these keys as new versions, some thousand keys each."""
         for at in range(0, len(keys), _KEYS):
-            self._delete(where(keys[at : at + _KEYS]))
+            some = keys[at : at + _KEYS]
+            quick = f"{where_hash(some)} AND " if self.is_packed() else ""
+            self._delete(f"{quick}({where(some)})")
 
     def _delete(self, condition: str) -> None:
         def delete() -> None:
@@ -286,7 +295,8 @@ class LanceRows:
             if self.is_indexed():
                 dataset.optimize.optimize_indices()
             else:
-                for column in ("uri", "relpath"):
+                first = _key_column(dataset.schema)
+                for column in [first] if first == KEY_HASH else [first, "relpath"]:
                     dataset.create_scalar_index(column, "BTREE")
         self._dataset = None
 
@@ -309,6 +319,16 @@ def _is_conflict(error: IndexTableError) -> bool:
     """Return whether another writer's commit is what is in the way."""
     words = str(error.__cause__).lower()
     return any(word in words for word in ("conflict", "incompatible transaction", "concurrent"))
+
+
+def _key_column(schema: pa.Schema) -> str:
+    """Return the column by which rows are found."""
+    return KEY_HASH if KEY_HASH in schema.names else "uri"
+
+
+def where_hash(keys: Sequence[Key]) -> str:
+    """Return the condition that names the hashes of these keys."""
+    return f"{KEY_HASH} IN ({', '.join(str(key_hash(key)) for key in keys)})"
 
 
 def where(keys: Sequence[Key]) -> str:

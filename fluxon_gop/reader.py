@@ -31,7 +31,7 @@ from fluxon_gop.errors import (
 from fluxon_gop.frame_set import FrameSet, UInt8Array, Wanted
 from fluxon_gop.index_job import index_job, look_up
 from fluxon_gop.index_rows import Key
-from fluxon_gop.index_table import Damaged, Hint, IndexTable, Row
+from fluxon_gop.index_table import IndexTable
 from fluxon_gop.jobs import Job, Wave, run_one
 from fluxon_gop.model import Signature, VideoIndex
 from fluxon_gop.packets import OrderMismatchError, RowMismatchError
@@ -50,6 +50,7 @@ from fluxon_gop.requests import (
 from fluxon_gop.sources import RangeSource, is_source, open_source
 from fluxon_gop.sources.range_source import table_key_of
 from fluxon_gop.stats import ReadStats, WaveKind
+from fluxon_gop.table_rows import Damaged, Hint, Row
 from fluxon_gop.video_jobs import VideoJobs
 
 _log = logging.getLogger(__name__)

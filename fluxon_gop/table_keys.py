@@ -15,11 +15,13 @@ import pyarrow.compute as pc
 
 from fluxon_gop.arrow_file import Rows
 from fluxon_gop.index_rows import KEY_COLUMNS, SCALAR_COLUMNS, SCHEMA, Key, keys_of, positions
-from fluxon_gop.lance_rows import LanceRows, where
+from fluxon_gop.lance_rows import LanceRows, where, where_hash
+from fluxon_gop.packed_row import PACKED, Unpacked, unpack
 from fluxon_gop.ranges import Int64Array
 
 QUERIED_ROWS = 50_000
 """Tables of so many rows are asked by query, where their keys are indexed."""
+_PACKED_COLUMNS = [PACKED, "row_checksum"]
 _MANY = 2000
 """Beyond so many keys, a scan of all is quicker than a query."""
 
@@ -44,8 +46,12 @@ class TableKeys(ABC):
         """Return these columns of the rows that are there."""
 
     @abstractmethod
-    def rows(self, keys: Sequence[Key]) -> tuple[list[Key], pa.Table]:
-        """Return the rows that are there, whole, and the key of each."""
+    def rows(self, keys: Sequence[Key], columns: Sequence[str] | None = None) -> tuple[list[Key], pa.Table]:
+        """Return the rows that are there, whole or at least these columns of them, and the key of each."""
+
+    @abstractmethod
+    def unpacked(self, keys: Sequence[Key]) -> tuple[dict[Key, Unpacked], list[Key]]:
+        """Return the rows that are there packed, and sound, and the keys of which only ``rows`` tells; that is slower."""
 
     @abstractmethod
     def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
@@ -70,6 +76,7 @@ class LoadedKeys(TableKeys):
         have = [name for name in SCALAR_COLUMNS if name in names]
         self._scalars = store.scalars(have) if have else SCHEMA.empty_table().select(SCALAR_COLUMNS)
         self._positions = positions(self._scalars)
+        self._packed_in = store if isinstance(store, LanceRows) and PACKED in names else None
 
     def count(self) -> int:
         """Return the number of keys."""
@@ -98,12 +105,22 @@ class LoadedKeys(TableKeys):
             zip(there, found.select(have).to_pylist() if have else [{} for _ in there], strict=True)
         )
 
-    def rows(self, keys: Sequence[Key]) -> tuple[list[Key], pa.Table]:
+    def rows(self, keys: Sequence[Key], columns: Sequence[str] | None = None) -> tuple[list[Key], pa.Table]:
         """Return the rows by their places."""
         there = sorted(self.may_hold(keys), key=self._positions.__getitem__)
         if not there:
             return [], SCHEMA.empty_table()
-        return there, self._store.take([self._positions[key] for key in there])
+        places = [self._positions[key] for key in there]
+        if columns is not None and isinstance(self._store, LanceRows):
+            return there, self._store.take(places, columns)
+        return there, self._store.take(places)
+
+    def unpacked(self, keys: Sequence[Key]) -> tuple[dict[Key, Unpacked], list[Key]]:
+        """Return the rows by their places."""
+        there = sorted(self.may_hold(keys), key=self._positions.__getitem__)
+        if self._packed_in is None or not there:
+            return {}, there
+        return _sound(self._packed_in.take([self._positions[key] for key in there], _PACKED_COLUMNS), there)
 
     def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
         """Return the numbers from memory."""
@@ -120,6 +137,11 @@ class QueriedKeys(TableKeys):
     def __init__(self, store: LanceRows) -> None:
         """Take a store whose keys are indexed."""
         self._store = store
+        self._is_packed = store.is_packed()
+
+    def _find(self, keys: Sequence[Key], columns: list[str]) -> pa.Table:
+        """Return these columns of the rows of these keys; of few others too, where two keys have one hash."""
+        return self._store.find(where_hash(keys) if self._is_packed else where(keys), columns)
 
     def count(self) -> int:
         """Return the number of rows."""
@@ -137,23 +159,27 @@ class QueriedKeys(TableKeys):
         """Return these columns by one query."""
         if not keys:
             return {}
-        found = self._store.find(where(keys), [*KEY_COLUMNS, *columns])
-        return dict(zip(keys_of(found), found.select(list(columns)).to_pylist(), strict=True))
+        found = self._find(keys, [*KEY_COLUMNS, *columns])
+        wanted = set(keys)
+        rows = zip(keys_of(found), found.select(list(columns)).to_pylist(), strict=True)
+        return {key: row for key, row in rows if key in wanted}
 
-    def rows(self, keys: Sequence[Key]) -> tuple[list[Key], pa.Table]:
+    def rows(self, keys: Sequence[Key], columns: Sequence[str] | None = None) -> tuple[list[Key], pa.Table]:
         """Return the rows by one query; of a key that stands twice, the last one."""
         if not keys:
             return [], SCHEMA.empty_table()
-        # What the query names need not be read.
-        known = [] if any(not isinstance(key, str) for key in keys) else ["export_name", "relpath"]
-        found = self._store.find(where(keys), [name for name in SCHEMA.names if name not in known])
-        for name in known:
-            found = found.append_column(SCHEMA.field(name), pa.array([""] * found.num_rows, pa.string()))
-        found = found.select(SCHEMA.names)
-        last = positions(found)
+        found = self._find(keys, SCHEMA.names if columns is None else [*KEY_COLUMNS, *columns])
+        wanted = set(keys)
+        last = {key: place for key, place in positions(found).items() if key in wanted}
         if len(last) < found.num_rows:
             found = found.take(pa.array(list(last.values()), pa.int64()))
         return list(last), found
+
+    def unpacked(self, keys: Sequence[Key]) -> tuple[dict[Key, Unpacked], list[Key]]:
+        """Return the rows by one query of two columns."""
+        if not self._is_packed or not keys:
+            return {}, list(keys)
+        return _sound(self._find(keys, _PACKED_COLUMNS), keys)
 
     def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
         """Return the numbers by a query, of many by a scan of two columns."""
@@ -169,3 +195,26 @@ class QueriedKeys(TableKeys):
         at = places.fill_null(-1).to_numpy()
         counts = table.column("frame_count").fill_null(-1).to_numpy()
         return np.where(at < 0, -1, counts[at]).astype(np.int64)
+
+
+def _sound(found: pa.Table, keys: Sequence[Key]) -> tuple[dict[Key, Unpacked], list[Key]]:
+    """Return the rows whose packed value is sound, is of the row that it stands in, and of one of these keys.
+
+    And the keys without one, unless it is certain that they have no row.
+    """
+    rows: dict[Key, Unpacked] = {}
+    wanted = set(keys)
+    unsound = False
+    for data, checksum in zip(*(found.column(name).to_pylist() for name in _PACKED_COLUMNS), strict=True):
+        try:
+            unpacked = unpack(data or b"")
+        except ValueError:
+            unsound = True
+            continue
+        row = unpacked.row
+        key = row["uri"] or (row["export_name"], row["relpath"])
+        if row["row_checksum"] != checksum:
+            unsound = True
+        elif key in wanted:
+            rows[key] = unpacked
+    return rows, [key for key in keys if key not in rows] if unsound else []

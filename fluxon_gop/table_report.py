@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from fluxon_gop.batch_plan import count_of
-from fluxon_gop.index_table import Damaged, IndexTable
+from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import VideoIndex
 from fluxon_gop.plan import find_spans, span_ranges
 from fluxon_gop.ranges import total_bytes
+from fluxon_gop.table_rows import Damaged
 
 SAMPLE = 2000
 """Rows that GOP lengths and the forecast are taken from, where a table has more."""

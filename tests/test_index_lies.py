@@ -13,7 +13,7 @@ import pytest
 
 import fluxon_gop as fg
 from fluxon_gop import index_rows
-from fluxon_gop.index_table import Damaged, _decoded
+from fluxon_gop.table_rows import Damaged, _decoded
 from tests.media import full_decode
 
 LIES = [

@@ -15,8 +15,8 @@ import pytest
 
 import fluxon_gop as fg
 from fluxon_gop import index_rows
-from fluxon_gop.index_table import Damaged, Hint
 from fluxon_gop.lance_rows import LanceRows
+from fluxon_gop.table_rows import Damaged, Hint
 from tests.media import full_decode
 
 ARRAYS = (

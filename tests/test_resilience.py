@@ -14,7 +14,7 @@ import pytest
 import fluxon_gop as fg
 from fluxon_gop import index_rows
 from fluxon_gop.encode import Recipe
-from fluxon_gop.index_table import Damaged
+from fluxon_gop.table_rows import Damaged
 from tests.cases import BASE, remux
 from tests.media import full_decode, make
 from tools.range_server import Fault

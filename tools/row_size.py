@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 import fluxon_gop as fg
-from fluxon_gop import index_rows
+from fluxon_gop import index_rows, packed_row
 from fluxon_gop.encode import Recipe, numbered_picture, write_video
 
 GOP = ["moov_range", "gop_frame_idx", "gop_byte_offset"]
@@ -93,10 +93,19 @@ def row(name: str, index: fg.VideoIndex, folder: Path) -> str:
     plain = 16 + 12 * len(index.key_samples)
     samples, whole = sizes(table.select(SAMPLES), folder), sizes(table, folder)
     frames = max(index.num_samples, 1)
+    value, numbers = packed_bytes(table)
     return (
         f"| {name} | {index.num_samples:,} | {len(index.key_samples):,} | {plain:,} "
-        f"| {samples[0] / frames:.2f} / {samples[1] / frames:.2f} | {whole[0]:,} / {whole[1]:,} |"
+        f"| {samples[0] / frames:.2f} / {samples[1] / frames:.2f} | {numbers / frames:.2f} | {value:,} "
+        f"| {whole[0] + value:,} / {whole[1]:,} |"
     )
+
+
+def packed_bytes(table: pa.Table) -> tuple[int, int]:
+    """Return the bytes of the rows' packed values, and of the long lists in them."""
+    values = packed_row.fitted(table, packed=True).column(packed_row.PACKED).to_pylist()
+    heads = sum(12 + int.from_bytes(value[8:12], "little") for value in values)
+    return sum(map(len, values)), sum(map(len, values)) - heads
 
 
 def main() -> None:
@@ -111,10 +120,12 @@ def main() -> None:
         f"`python tools/row_size.py --corpus DIR`, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}; Python "
         f"{platform.python_version()}, pyarrow {pa.__version__}, pylance {lance.__version__}.",
         "Lance / Arrow IPC (zstd), each row in a table of its own, whose fixed part (Lance: the whole data file's)",
-        "is counted in. GOP columns as plain Arrow values: 16 bytes, and 4 + 8 a GOP.",
+        "is counted in. GOP columns as plain Arrow values: 16 bytes, and 4 + 8 a GOP. Lance tables have each row packed",
+        "too, in one value: its long lists are the second number of bytes a sample.",
         "",
-        "| file | samples | GOPs | GOP columns, bytes | per-sample part, bytes a sample | whole row, bytes |",
-        "|---|---|---|---|---|---|",
+        "| file | samples | GOPs | GOP columns, bytes | per-sample columns, bytes a sample | packed, bytes a sample "
+        "| packed row, bytes | whole row, bytes |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -135,12 +146,14 @@ def main() -> None:
             samples = sum(index.num_samples for _, index in packet)
             part, whole = sizes(table.select(SAMPLES), folder), sizes(table, folder)
             gops = sizes(table.select(GOP), folder)
+            value, numbers = packed_bytes(table)
             lines += [
                 "",
                 f"All {len(packet)} corpus files of the packet path in one table ({samples:,} samples): per-sample "
                 f"part {part[0] / samples:.2f} / {part[1] / samples:.2f} bytes a sample; GOP columns "
                 f"{gops[0] // len(packet)} / {gops[1] // len(packet)} bytes a row; whole table "
-                f"{whole[0]:,} / {whole[1]:,} bytes.",
+                f"{whole[0]:,} / {whole[1]:,} bytes; packed rows in Lance {value:,} bytes more, of which the long "
+                f"lists {numbers / samples:.2f} bytes a sample.",
             ]
     text = "\n".join(lines) + "\n"
     print(text, file=sys.stderr)

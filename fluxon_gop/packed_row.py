@@ -1,0 +1,185 @@
+"""A row once more in one value, and its key as one number: what a look-up reads in the place of thirty columns.
+
+Pure. The columns stay what a row is; ``docs/format/index-table.md`` tells a stranger how to write, or to do without, these two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from fluxon_gop.index_rows import SCHEMA, Key, key_columns, row_dicts, rows_of, table_of
+from fluxon_gop.model import VideoIndex
+
+KEY_HASH, PACKED = "key_hash", "packed_row"
+FIELDS = (pa.field(KEY_HASH, pa.int64(), nullable=False), pa.field(PACKED, pa.binary()))
+PACKED_SCHEMA = pa.schema([*SCHEMA, *FIELDS], metadata=SCHEMA.metadata)
+"""A row, and what is packed of it."""
+LONG_LISTS = ("sample_size", "sample_gap", "sample_duration", "composition_offset")
+"""The lists with a number a sample."""
+LONG_BYTES = 1.75
+"""The long lists are packed too where they take at most so many bytes a sample: with their columns, less than 4."""
+SHORT_BYTES = 512
+"""And so many bytes more, whatever the number of samples."""
+
+_LENGTH = struct.Struct("<I")
+_DIGEST_BYTES = 8
+_NUMBERS = {width: np.dtype(f"<i{width}") for width in (1, 2, 4, 8)}
+_ENTRY_FIELDS = tuple(field.name for field in SCHEMA.field("entries").type.value_type)
+_NAMES = tuple(SCHEMA.names)
+_LISTS = frozenset(
+    field.name
+    for field in SCHEMA
+    if pa.types.is_list(field.type) and pa.types.is_integer(field.type.value_type)
+)
+
+
+class Unpacked(NamedTuple):
+    """A row as :func:`fluxon_gop.index_rows.rows_of` gives it."""
+
+    row: dict[str, Any]
+    is_whole: bool
+    """Whether the long lists are in it; they are None else."""
+
+
+def key_hash(key: Key) -> int:
+    """Return a key's number: the first 8 bytes of BLAKE2b-64 over its three columns with a NUL between, signed."""
+    text = "\0".join(key_columns(key)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+
+
+def encoded(rows: Iterable[tuple[Key, VideoIndex]], *, packed: bool) -> pa.Table:
+    """Return a table of these rows, checksums included, with their packed columns or without."""
+    dicts = row_dicts(rows)
+    return _with_columns(table_of(dicts), dicts) if packed else table_of(dicts)
+
+
+def fitted(rows: pa.Table, *, packed: bool) -> pa.Table:
+    """Return rows with the packed columns, made where they are missing, or without them."""
+    if not packed:
+        return rows.select(SCHEMA.names)
+    if PACKED in rows.column_names:
+        return rows.select(PACKED_SCHEMA.names)
+    rows = rows.select(SCHEMA.names)
+    return _with_columns(rows, rows_of(rows))
+
+
+def _with_columns(rows: pa.Table, dicts: list[dict[str, Any]]) -> pa.Table:
+    hashes = [key_hash(row["uri"] or (row["export_name"], row["relpath"])) for row in dicts]
+    columns = [pa.array(hashes, pa.int64()), pa.array([pack(row) for row in dicts], pa.binary())]
+    return pa.Table.from_arrays([*rows.columns, *columns], schema=PACKED_SCHEMA)
+
+
+def pack(row: Mapping[str, Any]) -> bytes:
+    """Return a row in one value.
+
+    8 bytes of BLAKE2b-64 over the rest; the head's length (uint32, little-endian); the head; the long lists, both as zlib
+    packs them. The head is a line of JSON, the row's values in schema order, and behind it what it names by its size. Of
+    numbers all first bytes come first, then all second ones: they pack better.
+    """
+    values: list[Any] = []
+    numbers: list[bytes] = []
+    long_numbers: list[bytes] = []
+    for name in _NAMES:
+        value = row[name]
+        if value is not None and name in _LISTS:
+            narrow = _narrow(np.asarray(value))
+            (long_numbers if name in LONG_LISTS else numbers).append(_planes(narrow))
+            value = [narrow.itemsize, len(narrow)]
+        elif name == "entries":
+            numbers += [entry["config"] for entry in value]
+            value = [[len(v) if isinstance(v, bytes) else v for v in entry.values()] for entry in value]
+        values.append(value)
+    lists = zlib.compress(b"".join(long_numbers)) if long_numbers else b""
+    if len(lists) > LONG_BYTES * row["sample_count"] + SHORT_BYTES:
+        lists = b""
+        for name in LONG_LISTS:
+            values[_NAMES.index(name)] = None
+    line = json.dumps(values, separators=(",", ":")).encode()
+    head = zlib.compress(b"".join([line, b"\n", *numbers]))
+    body = b"".join([_LENGTH.pack(len(head)), head, lists])
+    return _digest(body) + body
+
+
+def unpack(data: bytes) -> Unpacked:
+    """Return the row of a value.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    body = memoryview(data)[_DIGEST_BYTES:]
+    if len(body) < _LENGTH.size or _digest(body) != data[:_DIGEST_BYTES]:
+        text = "the packed row's digest does not fit its content"
+        raise ValueError(text)
+    stop = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    try:
+        lists = zlib.decompress(body[stop:]) if stop < len(body) else b""
+        return _unpacked(zlib.decompress(body[_LENGTH.size : stop]), lists)
+    except (TypeError, KeyError, IndexError, OverflowError, zlib.error) as error:
+        text = f"the packed row is none: {error}"
+        raise ValueError(text) from error
+
+
+def _unpacked(head: bytes, lists: bytes) -> Unpacked:
+    end = head.index(b"\n") + 1
+    row: dict[str, Any] = dict(zip(_NAMES, json.loads(head[:end]), strict=True))
+    short, long = _Tail(head, end), _Tail(lists, 0)
+    for name, value in row.items():
+        if value is None:
+            continue
+        if name in _LISTS:
+            row[name] = (long if name in LONG_LISTS else short).numbers(*value)
+        elif name == "entries":
+            row[name] = [dict(zip(_ENTRY_FIELDS, entry, strict=True)) for entry in value]
+            for entry in row[name]:
+                entry["config"] = short.raw(entry["config"])
+    return Unpacked(row, row["sample_size"] is not None)
+
+
+class _Tail:
+    """Numbers and bytes one after another."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data, self._at = data, at
+
+    def numbers(self, width: int, count: int) -> np.ndarray[Any, np.dtype[Any]]:
+        at, self._at = self._at, self._at + width * count
+        if not count:
+            return np.zeros(0, np.int64)
+        if width == 1:
+            return np.frombuffer(self._data, np.int8, count, at)
+        planes = np.frombuffer(self._data, np.uint8, width * count, at).reshape(width, count)
+        return np.ascontiguousarray(planes.T).view(_NUMBERS[width])[:, 0]
+
+    def raw(self, count: int) -> bytes:
+        at, self._at = self._at, self._at + count
+        return self._data[at : self._at]
+
+
+def _digest(body: memoryview | bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
+
+
+def _narrow(values: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the values in the fewest bytes each, 1, 2, 4 or 8, signed."""
+    if not len(values):
+        return values.astype(np.int8)
+    # Most lists are a few numbers.
+    few = values.tolist() if len(values) < 16 else (int(values.min()), int(values.max()))
+    low, high = min(few), max(few)
+    width = next(w for w in (1, 2, 4, 8) if -(1 << 8 * w - 1) <= low and high < 1 << 8 * w - 1)
+    return values.astype(_NUMBERS[width])
+
+
+def _planes(values: np.ndarray[Any, np.dtype[Any]]) -> bytes:
+    """Return the first bytes of all values, then the second ones."""
+    if values.itemsize == 1 or not len(values):
+        return values.tobytes()
+    return values.view(np.uint8).reshape(len(values), values.itemsize).T.tobytes()

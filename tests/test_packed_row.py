@@ -1,0 +1,266 @@
+"""What is packed of a row: the same row, or found out and not used."""
+
+from __future__ import annotations
+
+import hashlib
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fluxon_gop as fg
+from fluxon_gop import index_rows, lance_rows, packed_row, table_keys
+from fluxon_gop.model import Signature
+from fluxon_gop.packed_row import (
+    FIELDS,
+    KEY_HASH,
+    LONG_BYTES,
+    LONG_LISTS,
+    PACKED,
+    SHORT_BYTES,
+    pack,
+    unpack,
+)
+from fluxon_gop.ranges import ByteRange
+from fluxon_gop.table_build import build_table
+from fluxon_gop.table_rows import Damaged
+from tests.media import full_decode
+from tests.test_model import any_index, assert_same
+
+
+def _row(index: fg.VideoIndex, key: str = "key") -> dict:
+    return index_rows.row_dicts([(key, index)])[0]
+
+
+def _long(count: int = 3000) -> fg.VideoIndex:
+    """Return an index whose sizes and times no packing makes small."""
+    random = np.random.default_rng(1)
+    size, step = random.integers(1, 1 << 20, count), random.integers(1, 1 << 16, count)
+    dts = np.cumsum(step) - step
+    return fg.VideoIndex(
+        signature=Signature(int(size.sum()), None, 1),
+        moov_range=ByteRange(0, 8),
+        stream_index=0,
+        timescale=1000,
+        entries=(),
+        width=2,
+        height=2,
+        sample_offset=np.cumsum(size) - size,
+        sample_size=size,
+        sample_pts=dts + random.integers(0, 1 << 16, count),
+        sample_dts=dts,
+        sample_entry=np.zeros(1, np.uint8),
+        hidden=np.zeros(0, np.int64),
+        stream=ByteRange(0, count),
+        key_samples=np.zeros(1, np.int64),
+        verdicts=np.ones(1, np.uint8),
+    )
+
+
+@settings(deadline=None)
+@given(any_index(), st.text(min_size=1) | st.tuples(st.text(), st.text(min_size=1)))
+def test_what_is_packed_is_the_row(index, key):
+    """unpack() gives back every column: the row's own checksum fits."""
+    row = index_rows.row_dicts([(key, index)])[0]
+    found = unpack(pack(row))
+    assert found.is_whole
+    assert row["row_checksum"] == index_rows.checksum(found.row) == found.row["row_checksum"]
+    assert_same(index, index_rows.index_of(found.row))
+
+
+@settings(deadline=None)
+@given(any_index(), st.data())
+def test_a_damaged_value_is_found(index, data):
+    """Any changed, cut or added byte is an error."""
+    whole = pack(_row(index))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    flipped = bytearray(whole)
+    flipped[at] ^= data.draw(st.integers(1, 255))
+    for damaged in (bytes(flipped), whole[:at], whole + b"x"):
+        with pytest.raises(ValueError, match="digest does not fit"):
+            unpack(damaged)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_a_value_with_a_right_digest_is_held_to_its_form(body):
+    """What somebody else wrote is a row, or a ValueError."""
+    try:
+        unpack(hashlib.blake2b(body, digest_size=8).digest() + body)
+    except ValueError:
+        return
+    pytest.fail("that was no row")
+
+
+def test_the_long_lists_are_left_out_where_they_are_dear():
+    """Packed lists take at most 1.75 bytes a frame, and 512 bytes: with their columns less than 4 bytes a frame."""
+    row = _row(_long())
+    found = unpack(pack(row))
+    assert not found.is_whole
+    assert {None} == {found.row[name] for name in LONG_LISTS}
+    assert len(pack(row)) < 1000
+    assert unpack(pack(_row(_long(50)))).is_whole
+    assert 10 * 50 < LONG_BYTES * 50 + SHORT_BYTES < 10 * 3000
+
+
+@pytest.fixture
+def queried(monkeypatch):
+    """Have small tables asked by query."""
+    monkeypatch.setattr(table_keys, "QUERIED_ROWS", 2)
+    monkeypatch.setattr(lance_rows, "INDEXED_ROWS", 2)
+
+
+@pytest.fixture(params=["loaded", "queried"])
+def how(request) -> str:
+    if request.param == "queried":
+        request.getfixturevalue("queried")
+    return request.param
+
+
+@pytest.fixture
+def table(media, tmp_path, how) -> fg.IndexTable:
+    """A table of the media and of one video whose lists are left out."""
+    del how
+    uri = tmp_path / "t.lance"
+    with fg.IndexTable.open(uri, create=True) as made:
+        made.append([(str(path), fg.build_index(path)) for path in media.values()])
+        made.append([("dear", _long()), (("export", "a/b.mp4"), _long(50))])
+        made.maintain()
+    return fg.IndexTable.open(uri)
+
+
+class _Reads:
+    """The columns of each read of the table."""
+
+    def __init__(self, table: fg.IndexTable, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.columns: list[list[str]] = []
+        table.known(["nowhere"], ["size"])
+        store = table._store
+        find, take = store.find, store.take
+
+        def finding(condition, columns):
+            self.columns.append(list(columns))
+            return find(condition, columns)
+
+        def taking(places, columns=None):
+            self.columns.append(list(columns or index_rows.SCHEMA.names))
+            return take(places, columns)
+
+        monkeypatch.setattr(store, "find", finding)
+        monkeypatch.setattr(store, "take", taking)
+
+
+def test_a_look_up_reads_two_columns(table, media, monkeypatch):
+    """Many keys are one read of what is packed and of the checksums, and nothing else."""
+    reads = _Reads(table, monkeypatch)
+    keys = [str(path) for path in media.values()]
+    for key, row in zip(keys, table.lookup(keys), strict=True):
+        assert_same(fg.build_index(key), row)
+    assert [[PACKED, "row_checksum"]] == reads.columns
+
+
+def test_of_dear_rows_the_lists_are_read_too(table, monkeypatch):
+    """Where the lists are not packed, their four columns are one read more."""
+    reads = _Reads(table, monkeypatch)
+    rows = table.lookup(["dear", "nowhere", ("export", "a/b.mp4")])
+    assert_same(_long(), rows[0])
+    assert rows[1] is None
+    assert_same(_long(50), rows[2])
+    first, second = reads.columns
+    assert [PACKED, "row_checksum"] == first
+    assert set(LONG_LISTS) <= set(second) <= {*LONG_LISTS, "uri", "export_name", "relpath"}
+
+
+def _rewritten(table: fg.IndexTable, key: str, change) -> fg.IndexTable:
+    """Return the table with one row's columns changed by somebody else."""
+    dataset = lance.dataset(table.uri)
+    rows = dataset.to_table(filter=f"uri = '{key}'")
+    (row,) = rows.to_pylist()
+    changed = pa.Table.from_pylist([{**row, **change(row)}], schema=rows.schema)
+    dataset.merge_insert("uri").when_matched_update_all().execute(changed)
+    return fg.IndexTable.open(table.uri)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        lambda row: None,
+        lambda row: b"",
+        lambda row: row[PACKED][:-1],
+        lambda row: pack(_row(_long(30), "another key")),
+        lambda row: pack({**_row(_long(30), row["uri"])}),
+    ],
+    ids=["none", "empty", "cut", "another video's", "another version's"],
+)
+def test_what_does_not_fit_is_not_used(table, media, packed):
+    """A packed value that is missing, damaged, of another row or older than its row: the columns are read."""
+    key = str(media["bframes"])
+    changed = _rewritten(table, key, lambda row: {PACKED: packed(row)})
+    (row,) = changed.lookup([key])
+    assert_same(fg.build_index(key), row)
+    with fg.VideoReader.open(key, index=changed) as reader:
+        assert np.array_equal(full_decode(media["bframes"])[[7]], reader.read_frames_numpy([7]))
+        assert not reader.stats().damaged_rows
+
+
+def test_damaged_lists_of_a_dear_row_are_found(table):
+    """The columns that are read beside what is packed are held against the row's checksum."""
+    changed = _rewritten(table, "dear", lambda row: {"sample_size": [9, *row["sample_size"][1:]]})
+    (row,) = changed.lookup(["dear"])
+    assert isinstance(row, Damaged)
+
+
+def test_a_table_made_without_is_read_and_written(media, tmp_path, how):
+    """A data set with the plain columns only: look-ups, appends, replacing, removing, and builds go on as before."""
+    del how
+    uri = tmp_path / "old.lance"
+    keys = [str(path) for path in media.values()]
+    lance.write_dataset(index_rows.encode([(key, fg.build_index(key)) for key in keys[:3]]), uri)
+    table = fg.IndexTable.open(uri)
+    table.maintain()
+    assert not table.is_packed
+    table.append([(keys[3], fg.build_index(keys[3]))])
+    table.replace([(keys[0], _long())])
+    table.remove([keys[1]])
+    build_table(keys[4:5], table)
+    rows = fg.IndexTable.open(uri).lookup(keys[:5])
+    assert_same(_long(), rows[0])
+    assert rows[1] is None
+    for key, row in zip(keys[2:5], rows[2:], strict=True):
+        assert_same(fg.build_index(key), row)
+    assert not set(lance.dataset(uri).schema.names) & {field.name for field in FIELDS}
+
+
+def test_two_keys_of_one_hash_are_two_rows(media, tmp_path, queried, monkeypatch):
+    """The hash only finds candidates: look-ups, replacing and removing go by the key."""
+    for module in (packed_row, lance_rows):
+        monkeypatch.setattr(module, "key_hash", lambda _: 7)
+    table = fg.IndexTable.open(tmp_path / "t.lance", create=True)
+    keys = [str(path) for path in media.values()][:4]
+    table.append([(key, fg.build_index(key)) for key in keys])
+    table.maintain()
+    table = fg.IndexTable.open(tmp_path / "t.lance")
+    assert isinstance(table._keys(), table_keys.QueriedKeys)
+    for key in keys:
+        (row,) = table.lookup([key])
+        assert_same(fg.build_index(key), row)
+        assert table.signature(key) == fg.build_index(key).signature
+    assert [None] == table.lookup(["nowhere"])
+    assert "nowhere" not in table
+    table.replace([(keys[0], _long())])
+    table.remove([keys[1]])
+    rows = table.lookup(keys)
+    assert_same(_long(), rows[0])
+    assert rows[1] is None
+    assert_same(fg.build_index(keys[2]), rows[2])
+
+
+def test_the_hash_is_as_the_format_says():
+    """A key's number can be made by a stranger."""
+    for key, text in (("s3://a/b", "s3://a/b\0\0"), (("e", "p"), "\0e\0p")):
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        assert int.from_bytes(digest, "little", signed=True) == packed_row.key_hash(key)
+    assert not packed_row.PACKED_SCHEMA.field(KEY_HASH).nullable
