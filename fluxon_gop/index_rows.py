@@ -162,13 +162,12 @@ def _squeeze(values: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype
 
 def _spread(values: Any, count: int, dtype: type[np.generic] = np.int64) -> Int64Array:
     """Undo :func:`_squeeze`; raises ValueError where the length is neither 1 nor ``count``."""
-    array = np.asarray(values, dtype=dtype)
-    if len(array) == count:
-        return array
-    if len(array) != 1 and count:
-        text = f"{len(array)} values for {count} samples"
+    if len(values) == count:
+        return np.asarray(values, dtype)
+    if len(values) != 1 and count:
+        text = f"{len(values)} values for {count} samples"
         raise ValueError(text)
-    return np.repeat(array, count)
+    return np.full(count, values[0], dtype) if count else np.zeros(0, dtype)
 
 
 def decode(row: Mapping[str, Any]) -> VideoIndex:

@@ -214,9 +214,8 @@ class VideoIndex:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays and of the configuration records."""
-        arrays = (getattr(self, item.name) for item in fields(self))
-        records = sum(len(entry.config) for entry in self.entries)
-        return records + sum(a.nbytes for a in arrays if isinstance(a, np.ndarray))
+        records = sum([len(entry.config) for entry in self.entries])
+        return records + sum([int(getattr(self, name).nbytes) for name in _ARRAYS])
 
     @property
     def num_samples(self) -> int:

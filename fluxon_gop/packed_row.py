@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,10 +26,13 @@ LONG_LISTS = ("sample_size", "sample_gap", "sample_duration", "composition_offse
 LONG_BYTES = 1.75
 """The long lists are packed too where they take at most so many bytes a sample: with their columns, less than 4."""
 SHORT_BYTES = 512
+FEW = 8
+"""Lists of so many numbers stand among the values; the long lists never do."""
 """And so many bytes more, whatever the number of samples."""
 
-_LENGTH = struct.Struct("<I")
+_LENGTHS = struct.Struct("<III")
 _DIGEST_BYTES = 8
+_LZ4 = pa.Codec("lz4_raw")
 _NUMBERS = {width: np.dtype(f"<i{width}") for width in (1, 2, 4, 8)}
 _ENTRY_FIELDS = tuple(field.name for field in SCHEMA.field("entries").type.value_type)
 _NAMES = tuple(SCHEMA.names)
@@ -42,7 +44,7 @@ _LISTS = frozenset(
 
 
 class Unpacked(NamedTuple):
-    """A row as :func:`fluxon_gop.index_rows.rows_of` gives it."""
+    """A row as :func:`fluxon_gop.index_rows.rows_of` gives it, but that short lists are lists."""
 
     row: dict[str, Any]
     is_whole: bool
@@ -80,9 +82,10 @@ def _with_columns(rows: pa.Table, dicts: list[dict[str, Any]]) -> pa.Table:
 def pack(row: Mapping[str, Any]) -> bytes:
     """Return a row in one value.
 
-    8 bytes of BLAKE2b-64 over the rest; the head's length (uint32, little-endian); the head; the long lists, both as zlib
-    packs them. The head is a line of JSON, the row's values in schema order, and behind it what it names by its size. Of
-    numbers all first bytes come first, then all second ones: they pack better.
+    8 bytes of BLAKE2b-64 over the rest; three lengths (uint32, little-endian): of the head and of the long lists before they
+    are compressed, and of the head; the head; the long lists, each an LZ4 block. The head is a line of JSON, the row's values
+    in schema order, and behind it what it names by its size. Of numbers all first bytes come first, then all second ones:
+    they pack better.
     """
     values: list[Any] = []
     numbers: list[bytes] = []
@@ -90,21 +93,26 @@ def pack(row: Mapping[str, Any]) -> bytes:
     for name in _NAMES:
         value = row[name]
         if value is not None and name in _LISTS:
-            narrow = _narrow(np.asarray(value))
-            (long_numbers if name in LONG_LISTS else numbers).append(_planes(narrow))
-            value = [narrow.itemsize, len(narrow)]
+            if name in LONG_LISTS or len(value) > FEW:
+                narrow = _narrow(np.asarray(value))
+                (long_numbers if name in LONG_LISTS else numbers).append(_planes(narrow))
+                value = f"{narrow.itemsize}x{len(narrow)}"
+            else:
+                value = np.asarray(value).tolist()
         elif name == "entries":
             numbers += [entry["config"] for entry in value]
             value = [[len(v) if isinstance(v, bytes) else v for v in entry.values()] for entry in value]
         values.append(value)
-    lists = zlib.compress(b"".join(long_numbers)) if long_numbers else b""
+    raw = b"".join(long_numbers)
+    lists = _LZ4.compress(raw, asbytes=True)
     if len(lists) > LONG_BYTES * row["sample_count"] + SHORT_BYTES:
-        lists = b""
+        raw = lists = b""
         for name in LONG_LISTS:
             values[_NAMES.index(name)] = None
     line = json.dumps(values, separators=(",", ":")).encode()
-    head = zlib.compress(b"".join([line, b"\n", *numbers]))
-    body = b"".join([_LENGTH.pack(len(head)), head, lists])
+    plain = b"".join([line, b"\n", *numbers])
+    head = _LZ4.compress(plain, asbytes=True)
+    body = b"".join([_LENGTHS.pack(len(plain), len(raw), len(head)), head, lists])
     return _digest(body) + body
 
 
@@ -115,14 +123,15 @@ def unpack(data: bytes) -> Unpacked:
         ValueError: it is damaged.
     """
     body = memoryview(data)[_DIGEST_BYTES:]
-    if len(body) < _LENGTH.size or _digest(body) != data[:_DIGEST_BYTES]:
+    if len(body) < _LENGTHS.size or _digest(body) != data[:_DIGEST_BYTES]:
         text = "the packed row's digest does not fit its content"
         raise ValueError(text)
-    stop = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    plain, raw, stop = _LENGTHS.unpack_from(body)
+    stop += _LENGTHS.size
     try:
-        lists = zlib.decompress(body[stop:]) if stop < len(body) else b""
-        return _unpacked(zlib.decompress(body[_LENGTH.size : stop]), lists)
-    except (TypeError, KeyError, IndexError, OverflowError, zlib.error) as error:
+        lists = _LZ4.decompress(body[stop:], raw, asbytes=True) if raw else b""
+        return _unpacked(_LZ4.decompress(body[_LENGTHS.size : stop], plain, asbytes=True), lists)
+    except (TypeError, KeyError, IndexError, OverflowError, OSError, MemoryError) as error:
         text = f"the packed row is none: {error}"
         raise ValueError(text) from error
 
@@ -135,7 +144,9 @@ def _unpacked(head: bytes, lists: bytes) -> Unpacked:
         if value is None:
             continue
         if name in _LISTS:
-            row[name] = (long if name in LONG_LISTS else short).numbers(*value)
+            if isinstance(value, str):
+                width, count = value.split("x")
+                row[name] = (long if name in LONG_LISTS else short).numbers(int(width), int(count))
         elif name == "entries":
             row[name] = [dict(zip(_ENTRY_FIELDS, entry, strict=True)) for entry in value]
             for entry in row[name]:

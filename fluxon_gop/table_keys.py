@@ -21,7 +21,6 @@ from fluxon_gop.ranges import Int64Array
 
 QUERIED_ROWS = 50_000
 """Tables of so many rows are asked by query, where their keys are indexed."""
-_PACKED_COLUMNS = [PACKED, "row_checksum"]
 _MANY = 2000
 """Beyond so many keys, a scan of all is quicker than a query."""
 
@@ -120,7 +119,7 @@ class LoadedKeys(TableKeys):
         there = sorted(self.may_hold(keys), key=self._positions.__getitem__)
         if self._packed_in is None or not there:
             return {}, there
-        return _sound(self._packed_in.take([self._positions[key] for key in there], _PACKED_COLUMNS), there)
+        return _sound(self._packed_in.take([self._positions[key] for key in there], [PACKED]), there)
 
     def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
         """Return the numbers from memory."""
@@ -176,10 +175,10 @@ class QueriedKeys(TableKeys):
         return list(last), found
 
     def unpacked(self, keys: Sequence[Key]) -> tuple[dict[Key, Unpacked], list[Key]]:
-        """Return the rows by one query of two columns."""
+        """Return the rows by one query of one column."""
         if not self._is_packed or not keys:
             return {}, list(keys)
-        return _sound(self._find(keys, _PACKED_COLUMNS), keys)
+        return _sound(self._find(keys, [PACKED]), keys)
 
     def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
         """Return the numbers by a query, of many by a scan of two columns."""
@@ -198,14 +197,14 @@ class QueriedKeys(TableKeys):
 
 
 def _sound(found: pa.Table, keys: Sequence[Key]) -> tuple[dict[Key, Unpacked], list[Key]]:
-    """Return the rows whose packed value is sound, is of the row that it stands in, and of one of these keys.
+    """Return the rows whose packed value is sound, and of one of these keys.
 
     And the keys without one, unless it is certain that they have no row.
     """
     rows: dict[Key, Unpacked] = {}
     wanted = set(keys)
     unsound = False
-    for data, checksum in zip(*(found.column(name).to_pylist() for name in _PACKED_COLUMNS), strict=True):
+    for data in found.column(PACKED).to_pylist():
         try:
             unpacked = unpack(data or b"")
         except ValueError:
@@ -213,8 +212,9 @@ def _sound(found: pa.Table, keys: Sequence[Key]) -> tuple[dict[Key, Unpacked], l
             continue
         row = unpacked.row
         key = row["uri"] or (row["export_name"], row["relpath"])
-        if row["row_checksum"] != checksum:
-            unsound = True
-        elif key in wanted:
+        if key in wanted:
             rows[key] = unpacked
+        else:
+            # A key of the same hash, or the value of another row.
+            unsound = True
     return rows, [key for key in keys if key not in rows] if unsound else []

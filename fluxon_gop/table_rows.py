@@ -44,14 +44,17 @@ def read_rows(finder: TableKeys, keys: set[Key]) -> Iterator[tuple[Key, Row]]:
     whole = {key: row for key, (row, is_whole) in unpacked.items() if is_whole}
     for key, row in whole.items():
         yield key, _decoded(row, index_rows.index_of)
-    # Of the others the numbers of each sample, where the rest is packed.
-    order, table = finder.rows([key for key in unpacked if key not in whole], LONG_LISTS)
-    for key, numbers in zip(order, index_rows.rows_of(table), strict=True):
-        yield key, _decoded({**unpacked[key].row, **numbers})
-    order, table = finder.rows(others)
-    rows = index_rows.rows_of(table) if is_full(table.schema) else _hints(table)
-    for key, row in zip(order, rows, strict=True):
-        yield key, _decoded(row)
+    # Of some only the numbers of each sample are missing.
+    dear = [key for key in unpacked if key not in whole]
+    if dear:
+        order, table = finder.rows(dear, LONG_LISTS)
+        for key, numbers in zip(order, index_rows.rows_of(table), strict=True):
+            yield key, _decoded({**unpacked[key].row, **numbers})
+    if others:
+        order, table = finder.rows(others)
+        rows = index_rows.rows_of(table) if is_full(table.schema) else _hints(table)
+        for key, row in zip(order, rows, strict=True):
+            yield key, _decoded(row)
 
 
 def _decoded(

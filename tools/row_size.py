@@ -104,7 +104,7 @@ def row(name: str, index: fg.VideoIndex, folder: Path) -> str:
 def packed_bytes(table: pa.Table) -> tuple[int, int]:
     """Return the bytes of the rows' packed values, and of the long lists in them."""
     values = packed_row.fitted(table, packed=True).column(packed_row.PACKED).to_pylist()
-    heads = sum(12 + int.from_bytes(value[8:12], "little") for value in values)
+    heads = sum(20 + int.from_bytes(value[16:20], "little") for value in values)
     return sum(map(len, values)), sum(map(len, values)) - heads
 
 
