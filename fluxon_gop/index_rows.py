@@ -22,6 +22,8 @@ from fluxon_gop.ranges import ByteRange, Int64Array
 Key = str | tuple[str, str]
 """A uri, or (export_name, relpath)."""
 
+UNSOUND = (ValueError, KeyError, TypeError, IndexError, OverflowError)
+"""What decoding a damaged row raises."""
 INDEX_VERSION = "1"
 VERSION_KEY = b"fluxon_gop:index_version"
 SWM_VERSION_KEY = b"swm:video_index_version"
@@ -180,6 +182,15 @@ def decode(row: Mapping[str, Any]) -> VideoIndex:
         text = "the row's checksum does not fit its content"
         raise ValueError(text)
     return index_of(row)
+
+
+def is_sound(row: Mapping[str, Any]) -> bool:
+    """Return whether :func:`decode` gives an index of a row."""
+    try:
+        decode(row)
+    except UNSOUND:
+        return False
+    return True
 
 
 def index_of(row: Mapping[str, Any]) -> VideoIndex:

@@ -221,6 +221,16 @@ class IndexTable:
         """Return the rows of these keys as they are stored, those that are there."""
         return self._keys().rows(keys)[1]
 
+    def unsound(self, keys: Sequence[Key]) -> set[Key]:
+        """Return those of whose row the columns are damaged; what is packed of it, which look-ups read, may be sound."""
+        order, table = self._keys().rows(keys)
+        if not is_full(table.schema):
+            return set()
+        rows = zip(order, index_rows.rows_of(table), strict=True)
+        return {
+            key for key, row in rows if row["row_checksum"] is not None and not index_rows.is_sound(row)
+        }
+
     def append(self, rows: Iterable[tuple[Key, VideoIndex]]) -> None:
         """Add rows in one commit. A key that is there already raises; use :meth:`replace`."""
         batch = list(rows)

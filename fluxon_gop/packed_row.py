@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from fluxon_gop.index_rows import SCHEMA, Key, key_columns, row_dicts, rows_of, table_of
+from fluxon_gop.index_rows import SCHEMA, Key, is_sound, key_columns, row_dicts, rows_of, table_of
 from fluxon_gop.model import VideoIndex
 
 KEY_HASH, PACKED = "key_hash", "packed_row"
@@ -60,22 +60,25 @@ def key_hash(key: Key) -> int:
 def encoded(rows: Iterable[tuple[Key, VideoIndex]], *, packed: bool) -> pa.Table:
     """Return a table of these rows, checksums included, with their packed columns or without."""
     dicts = row_dicts(rows)
-    return _with_columns(table_of(dicts), dicts) if packed else table_of(dicts)
+    return _with_columns(table_of(dicts), dicts, map(pack, dicts)) if packed else table_of(dicts)
 
 
 def fitted(rows: pa.Table, *, packed: bool) -> pa.Table:
-    """Return rows with the packed columns, made where they are missing, or without them."""
+    """Return rows with the packed columns, made where they are missing, or without them. A damaged row is not packed."""
     if not packed:
         return rows.select(SCHEMA.names)
     if PACKED in rows.column_names:
         return rows.select(PACKED_SCHEMA.names)
     rows = rows.select(SCHEMA.names)
-    return _with_columns(rows, rows_of(rows))
+    dicts = rows_of(rows)
+    return _with_columns(rows, dicts, (pack(row) if is_sound(row) else None for row in dicts))
 
 
-def _with_columns(rows: pa.Table, dicts: list[dict[str, Any]]) -> pa.Table:
+def _with_columns(
+    rows: pa.Table, dicts: Sequence[Mapping[str, Any]], packed: Iterable[bytes | None]
+) -> pa.Table:
     hashes = [key_hash(row["uri"] or (row["export_name"], row["relpath"])) for row in dicts]
-    columns = [pa.array(hashes, pa.int64()), pa.array([pack(row) for row in dicts], pa.binary())]
+    columns = [pa.array(hashes, pa.int64()), pa.array(list(packed), pa.binary())]
     return pa.Table.from_arrays([*rows.columns, *columns], schema=PACKED_SCHEMA)
 
 

@@ -67,11 +67,12 @@ def _verify(
     table: IndexTable, keys: Sequence[str], level: int, seed: int, options: Mapping[str, Any] | None
 ) -> Iterator[Verified]:
     rows: dict[Key, Any] = dict(zip(keys, table.lookup(keys), strict=True))
+    unsound = table.unsound(keys)
     good: dict[str, VideoIndex] = {}
     looks = threads.pool("fluxon_gop-verify").map(lambda key: _version(key, options), keys)
     for key, version in zip(keys, looks, strict=True):
         row = rows[key]
-        if not isinstance(row, VideoIndex):
+        if not isinstance(row, VideoIndex) or key in unsound:
             yield Verified(
                 key, "damaged", "the row's checksum does not fit, or it has the container's claims only"
             )

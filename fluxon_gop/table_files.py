@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from fluxon_gop.errors import IndexTableError
-from fluxon_gop.index_rows import SCHEMA, Key, keys_of
+from fluxon_gop.index_rows import SCHEMA, Key, is_sound, keys_of, rows_of
 from fluxon_gop.index_table import IndexTable
 from fluxon_gop.model import VideoIndex
 
@@ -36,7 +36,8 @@ def merge_tables(
     for source in sources:
         with IndexTable.open(source, storage_options=storage_options) as table:
             for part in encoded_rows(table):
-                sound = [isinstance(row, VideoIndex) for row in table.lookup(keys_of(part))]
+                # Of the columns, not of what may be packed of them.
+                sound = [is_sound(row) for row in rows_of(part)]
                 rows = part.filter(pa.array(sound, pa.bool_()))
                 keys = keys_of(rows)
                 there = to.known(keys, ["row_checksum"])
@@ -44,7 +45,7 @@ def merge_tables(
                     key
                     for key, row in zip(keys, to.lookup(keys), strict=True)
                     if isinstance(row, VideoIndex)
-                }
+                } - to.unsound(keys)
                 sums = rows.column("row_checksum").to_pylist()
                 before = [there.get(key) for key in keys]
                 new = pa.array([row is None for row in before], pa.bool_())

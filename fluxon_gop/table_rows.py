@@ -69,7 +69,7 @@ def _decoded(
         return _hint_of(claimed) if claimed is not None and _is_hint(claimed) else None
     try:
         return decode(row)
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError):
+    except index_rows.UNSOUND:
         return Damaged()
 
 

@@ -26,6 +26,8 @@ from fluxon_gop.packed_row import (
 )
 from fluxon_gop.ranges import ByteRange
 from fluxon_gop.table_build import build_table
+from fluxon_gop.table_check import verify_table
+from fluxon_gop.table_files import merge_tables
 from fluxon_gop.table_rows import Damaged
 from tests.media import full_decode
 from tests.test_model import any_index, assert_same
@@ -212,6 +214,28 @@ def test_what_is_packed_of_another_version_is_stale(table, media):
     with fg.VideoReader.open(path, index=changed) as reader:
         assert np.array_equal(full_decode(path)[[7]], reader.read_frames_numpy([7]))
         assert 1 == reader.stats().stale_rows
+
+
+def test_damaged_columns_are_found_though_what_is_packed_is_sound(table, media, tmp_path):
+    """verify tells of them; merge leaves them out, packs none of them, and mends them from a sound table."""
+    key = str(media["bframes"])
+    changed = _rewritten(table, key, lambda row: {"sample_size": [9, *row["sample_size"][1:]]})
+    assert_same(fg.build_index(key), changed.lookup([key])[0])
+    told = {row.uri: row.status for row in verify_table(changed)}
+    assert {str(path): "damaged" if str(path) == key else "ok" for path in media.values()} | {
+        "dear": "gone"
+    } == told
+    merged = fg.IndexTable.open(tmp_path / "merged.lance", create=True)
+    merge_tables([changed.uri], merged)
+    assert [None] == merged.lookup([key])
+    assert_same(fg.build_index(media["audio"]), merged.lookup([str(media["audio"])])[0])
+    with fg.IndexTable.open(tmp_path / "sound.lance", create=True) as sound:
+        sound.append([(key, fg.build_index(key))])
+    merge_tables([tmp_path / "sound.lance"], changed)
+    assert not changed.unsound([key])
+    damaged = changed.encoded([key]).set_column(3, "size", pa.array([7], pa.int64()))
+    merged.write(damaged, damaged.slice(0, 0))
+    assert isinstance(merged.lookup([key])[0], Damaged)
 
 
 def test_damaged_lists_of_a_dear_row_are_found(table):
