@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -124,7 +124,9 @@ def on_s3(made: list[Path], folder: Path, files: int) -> list[dict[str, Any]]:
     return told
 
 
-def beside(story: str, made: list[Path], folder: Path, files: int) -> list[dict[str, Any]]:
+def beside(
+    story: str, made: list[Path], folder: Path, files: int, over: Sequence[str], levels: Sequence[int]
+) -> list[dict[str, Any]]:
     """Time ours, ffprobe and PyAV over a link with a round trip of 20 ms, plain and with TLS."""
     from tests.agents import certificate
     from tests.seaweed import BUCKET, SeaweedFS
@@ -137,8 +139,9 @@ def beside(story: str, made: list[Path], folder: Path, files: int) -> list[dict[
         names = [f"far/{n:06}.mp4" for n in range(files)]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda n: s3.put(names[n], data[n % len(data)]), range(files)))
-        for scheme, port in (("https", s3.tls_port), ("http", int(s3.endpoint.rpartition(":")[2]))):
-            with far(port, RTT_MS) as near:
+        ports = {"https": s3.tls_port, "http": int(s3.endpoint.rpartition(":")[2])}
+        for scheme in over:
+            with far(ports[scheme], RTT_MS) as near:
                 options = {
                     **s3.options,
                     "endpoint": f"{scheme}://127.0.0.1:{near}",
@@ -154,7 +157,7 @@ def beside(story: str, made: list[Path], folder: Path, files: int) -> list[dict[
                 )
                 signed = obstore.sign(store, "GET", names, timedelta(hours=6))
                 ours = [f"s3://{BUCKET}/{name}" for name in names]
-                for at_once in AT_ONCE:
+                for at_once in levels:
                     for row in _race(ours, signed, options, at_once, folder):
                         told.append({"files": story, "over": scheme, "at_once": at_once, **row})
                         print(json.dumps(told[-1]), flush=True)
@@ -222,6 +225,8 @@ def main() -> int:
     )
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--throughput-files", type=int, default=9600)
+    parser.add_argument("--at-once", type=int, nargs="*", default=AT_ONCE, help="requests in flight")
+    parser.add_argument("--over", nargs="*", default=["https", "http"])
     parser.add_argument("--media", type=Path, help="the benchmarks' videos: episodes of 20 s, 640x360, too")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -229,10 +234,12 @@ def main() -> int:
         folder = Path(temporary)
         (folder / "made").mkdir()
         made = make(folder / "made")
-        throughput = beside("small files", made, folder, given.throughput_files)
+        throughput = beside("small files", made, folder, given.throughput_files, given.over, given.at_once)
         if given.media is not None:
             episodes = sorted(given.media.glob("of16_*.mp4"))
-            throughput += beside("episodes", episodes, folder, given.throughput_files // 8)
+            throughput += beside(
+                "episodes", episodes, folder, given.throughput_files // 8, given.over, given.at_once
+            )
         engines = on_s3(made, folder, given.files) if given.files else []
     if given.out is not None:
         given.out.write_text(
