@@ -26,9 +26,9 @@ LONG_LISTS = ("sample_size", "sample_gap", "sample_duration", "composition_offse
 LONG_BYTES = 1.75
 """The long lists are packed too where they take at most so many bytes a sample: with their columns, less than 4."""
 SHORT_BYTES = 512
+"""And so many bytes more, whatever the number of samples."""
 FEW = 8
 """Lists of so many numbers stand among the values; the long lists never do."""
-"""And so many bytes more, whatever the number of samples."""
 
 _LENGTHS = struct.Struct("<III")
 _DIGEST_BYTES = 8
@@ -36,6 +36,11 @@ _LZ4 = pa.Codec("lz4_raw")
 _NUMBERS = {width: np.dtype(f"<i{width}") for width in (1, 2, 4, 8)}
 _ENTRY_FIELDS = tuple(field.name for field in SCHEMA.field("entries").type.value_type)
 _NAMES = tuple(SCHEMA.names)
+_SCALARS = {
+    field.name: str if pa.types.is_string(field.type) else int
+    for field in SCHEMA
+    if not pa.types.is_list(field.type)
+}
 _LISTS = frozenset(
     field.name
     for field in SCHEMA
@@ -134,7 +139,7 @@ def unpack(data: bytes) -> Unpacked:
     try:
         lists = _LZ4.decompress(body[stop:], raw, asbytes=True) if raw else b""
         return _unpacked(_LZ4.decompress(body[_LENGTHS.size : stop], plain, asbytes=True), lists)
-    except (TypeError, KeyError, IndexError, OverflowError, OSError, MemoryError) as error:
+    except (TypeError, KeyError, IndexError, OverflowError, OSError, MemoryError, RecursionError) as error:
         text = f"the packed row is none: {error}"
         raise ValueError(text) from error
 
@@ -144,17 +149,30 @@ def _unpacked(head: bytes, lists: bytes) -> Unpacked:
     row: dict[str, Any] = dict(zip(_NAMES, json.loads(head[:end]), strict=True))
     short, long = _Tail(head, end), _Tail(lists, 0)
     for name, value in row.items():
-        if value is None:
+        kind = _SCALARS.get(name)
+        if value is None or type(value) is kind:
             continue
-        if name in _LISTS:
-            if isinstance(value, str):
-                width, count = value.split("x")
-                row[name] = (long if name in LONG_LISTS else short).numbers(int(width), int(count))
-        elif name == "entries":
-            row[name] = [dict(zip(_ENTRY_FIELDS, entry, strict=True)) for entry in value]
-            for entry in row[name]:
-                entry["config"] = short.raw(entry["config"])
+        if kind is not None:
+            text = f"{name} is {type(value).__name__}"
+            raise ValueError(text)
+        if name == "entries":
+            row[name] = [_entry(entry, short) for entry in value]
+        elif isinstance(value, str):
+            width, count = value.split("x")
+            row[name] = (long if name in LONG_LISTS else short).numbers(int(width), int(count))
+        elif not {type(number) for number in value} <= {int}:
+            text = f"{name} holds other things than numbers"
+            raise ValueError(text)
     return Unpacked(row, row["sample_size"] is not None)
+
+
+def _entry(values: list[Any], tail: _Tail) -> dict[str, Any]:
+    entry = dict(zip(_ENTRY_FIELDS, values, strict=True))
+    if [type(value) for value in values[:-1]] != [str, str, int, int, int]:
+        text = "an entry holds other things than an entry does"
+        raise ValueError(text)
+    entry["config"] = tail.raw(entry["config"])
+    return entry
 
 
 class _Tail:
@@ -164,16 +182,18 @@ class _Tail:
         self._data, self._at = data, at
 
     def numbers(self, width: int, count: int) -> np.ndarray[Any, np.dtype[Any]]:
-        at, self._at = self._at, self._at + width * count
-        if not count:
-            return np.zeros(0, np.int64)
-        if width == 1:
-            return np.frombuffer(self._data, np.int8, count, at)
-        planes = np.frombuffer(self._data, np.uint8, width * count, at).reshape(width, count)
-        return np.ascontiguousarray(planes.T).view(_NUMBERS[width])[:, 0]
+        dtype = _NUMBERS[width]
+        raw = self.raw(width * count)
+        if width == 1 or not count:
+            return np.frombuffer(raw, dtype)
+        planes = np.frombuffer(raw, np.uint8).reshape(width, count)
+        return np.ascontiguousarray(planes.T).view(dtype)[:, 0]
 
     def raw(self, count: int) -> bytes:
         at, self._at = self._at, self._at + count
+        if not at <= self._at <= len(self._data):
+            text = f"{count} bytes at {at} of {len(self._data)}"
+            raise ValueError(text)
         return self._data[at : self._at]
 
 
