@@ -16,10 +16,12 @@ from concurrent.futures import (
 )
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from fluxon_gop import threads
 from fluxon_gop.decode_check import check_by_decoding
 from fluxon_gop.errors import FluxonGopError, InvalidRequestError, SourceError
 from fluxon_gop.index_build import BATCH, indexes_of
@@ -92,19 +94,13 @@ def _build(shard: Shard, uris: Sequence[str], known_versions: Sequence[Signature
     sources: list[RangeSource] = []
     total = ReadStats()
     try:
-        for uri, known in zip(uris, known_versions, strict=True):
-            try:
-                # A row's key is text.
-                uri.encode()
-                source = open_source(uri, shard.storage_options)
-                if known is not None and known.fits(source.signature):
-                    source.close()
-                    outcomes.append(Outcome(source.name, "skipped"))
-                    continue
-            except (FluxonGopError, UnicodeError) as error:
-                outcomes.append(_refused(uri, error))
-                continue
-            sources.append(source)
+        # Asking for a version is a request: side by side, of those that have one to compare.
+        side_by_side = threads.pool("fluxon_gop-look").map if any(known_versions) else map
+        for opened in side_by_side(partial(_opened, shard.storage_options), uris, known_versions):
+            if isinstance(opened, Outcome):
+                outcomes.append(opened)
+            else:
+                sources.append(opened)
         stats = [ReadStats() for _ in sources]
         for place, found, refused in indexes_of(sources, stats, check=shard.check != "none"):
             index, why = found, refused
@@ -122,6 +118,20 @@ def _build(shard: Shard, uris: Sequence[str], known_versions: Sequence[Signature
         for source in sources:
             source.close()
     return ShardDone(encoded(rows, packed=shard.packed), outcomes, total)
+
+
+def _opened(options: Mapping[str, Any] | None, uri: str, known: Signature | None) -> RangeSource | Outcome:
+    """Return the source of a video, or what became of it where it need not, or cannot, be read."""
+    try:
+        # A row's key is text.
+        uri.encode()
+        source = open_source(uri, options)
+        if known is not None and known.fits(source.signature):
+            source.close()
+            return Outcome(source.name, "skipped")
+    except (FluxonGopError, UnicodeError) as error:
+        return _refused(uri, error)
+    return source
 
 
 def _refused(uri: str, error: FluxonGopError | UnicodeError) -> Outcome:

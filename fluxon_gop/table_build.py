@@ -31,8 +31,8 @@ from fluxon_gop.video_listing import SUFFIXES, list_videos, roots_of
 
 CHUNK = 1024
 """Listed videos that are held against the table at once."""
-COMMIT_ROWS, COMMIT_SECONDS = 1024, 20.0
-"""Rows are committed when there are so many, or so long after the last commit."""
+COMMIT_ROWS, COMMIT_BYTES, COMMIT_SECONDS = 1024, 256 * 1024 * 1024, 20.0
+"""Rows are committed when there are so many, or so many bytes of them, or so long after the last commit."""
 
 
 @dataclass
@@ -211,8 +211,11 @@ class _Build:
             report.skipped += outcome.status == "skipped"
             if outcome.error is not None:
                 report.failed[type(outcome.error).__name__] += 1
-        held = sum(rows.num_rows for rows in self._rows)
-        if held >= COMMIT_ROWS or done.fragments or time.monotonic() - self._committed >= COMMIT_SECONDS:
+        full = (
+            sum(rows.num_rows for rows in self._rows) >= COMMIT_ROWS
+            or sum(rows.nbytes for rows in self._rows) >= COMMIT_BYTES
+        )
+        if full or done.fragments or time.monotonic() - self._committed >= COMMIT_SECONDS:
             self._commit()
 
     def _commit(self) -> None:

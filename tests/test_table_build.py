@@ -12,12 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 import fluxon_gop as fg
+from fluxon_gop import table_build
 from fluxon_gop.build_shards import LocalEngine
 from fluxon_gop.cli import main
 from fluxon_gop.failed_videos import FailedVideos, uri_beside
@@ -190,6 +192,26 @@ def test_an_address_without_a_listing_costs_one_request(media, tmp_path):
         report = build_table(uris, table)
         assert (0, 4) == (report.built, report.skipped)
         assert 4 == len(server.requests)
+
+
+def test_versions_are_asked_side_by_side(media, tmp_path):
+    """Asking many addresses whether they are the same takes one round trip, not one for each."""
+    with RangeServer(media["bframes"].parent, latency_s=0.15) as server:
+        uris = [server.url(f"{name}.mp4") for name in NAMES]
+        table = fg.IndexTable.open(tmp_path / "t.lance", create=True)
+        build_table(uris, table)
+        server.reset()
+        assert 4 == build_table(uris, table).skipped
+        assert (4, 1) == (len(server.requests), server.summary()["depth"])
+
+
+def test_rows_are_committed_by_bytes_too(folder, tmp_path, monkeypatch):
+    """Rows of long videos do not wait in memory until there are a thousand: a version for each shard here."""
+    monkeypatch.setattr(table_build, "COMMIT_BYTES", 1)
+    monkeypatch.setattr(LocalEngine, "shard", 4)
+    table = fg.IndexTable.open(tmp_path / "t.lance", create=True)
+    assert 12 == build_table([str(folder)], table).built
+    assert lance.dataset(tmp_path / "t.lance").version >= 4
 
 
 @pytest.mark.parametrize("how", ["processes", "ray"])
