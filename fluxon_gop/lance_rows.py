@@ -154,7 +154,7 @@ class LanceRows:
     def is_packed(self) -> bool:
         """Return whether rows have their packed columns; those of a data set that is not there yet will."""
         dataset = self._open()
-        return dataset is None or PACKED in dataset.schema.names
+        return dataset is None or {KEY_HASH, PACKED} <= set(dataset.schema.names)
 
     @contextmanager
     def _at_work(self) -> Iterator[LanceDataset]:

@@ -41,6 +41,11 @@ _SCALARS = {
     for field in SCHEMA
     if not pa.types.is_list(field.type)
 }
+_NEEDED = tuple(
+    name
+    for name in _NAMES
+    if name not in {*LONG_LISTS, "etag", "mtime_ns", "frame_count", "matrix", "container_reason"}
+)
 _LISTS = frozenset(
     field.name
     for field in SCHEMA
@@ -163,6 +168,9 @@ def _unpacked(head: bytes, lists: bytes) -> Unpacked:
         elif not {type(number) for number in value} <= {int}:
             text = f"{name} holds other things than numbers"
             raise ValueError(text)
+    if any(row[name] is None for name in _NEEDED):
+        text = "a value is missing"
+        raise ValueError(text)
     return Unpacked(row, row["sample_size"] is not None)
 
 

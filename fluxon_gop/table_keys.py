@@ -75,7 +75,7 @@ class LoadedKeys(TableKeys):
         have = [name for name in SCALAR_COLUMNS if name in names]
         self._scalars = store.scalars(have) if have else SCHEMA.empty_table().select(SCALAR_COLUMNS)
         self._positions = positions(self._scalars)
-        self._packed_in = store if isinstance(store, LanceRows) and PACKED in names else None
+        self._packed_in = store if isinstance(store, LanceRows) and store.is_packed() else None
 
     def count(self) -> int:
         """Return the number of keys."""
