@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fluxon_gop.errors import FluxonGopError
-from fluxon_gop.model import IDENTITY_MATRIX, Colour, SampleEntry, Signature, VideoIndex
+from fluxon_gop.errors import FluxonGopError, IndexTableError
+from fluxon_gop.model import IDENTITY_MATRIX, MAX_SAMPLES, Colour, SampleEntry, Signature, VideoIndex
 from fluxon_gop.ranges import ByteRange, Int64Array
 
 Key = str | tuple[str, str]
 """A uri, or (export_name, relpath)."""
 
-UNSOUND = (ValueError, KeyError, TypeError, IndexError, OverflowError)
+UNSOUND = (ValueError, KeyError, TypeError, IndexError, OverflowError, MemoryError)
 """What decoding a damaged row raises."""
 INDEX_VERSION = "1"
 VERSION_KEY = b"fluxon_gop:index_version"
@@ -99,6 +99,11 @@ def row_dicts(rows: Iterable[tuple[Key, VideoIndex]]) -> list[dict[str, Any]]:
     """Return these rows as mappings of column to value, lists of numbers as arrays, checksums included."""
     dicts = []
     for key, index in rows:
+        try:
+            "".join(key_columns(key)).encode()
+        except UnicodeEncodeError:
+            text = f"{key!r} is no UTF-8, and cannot be a key: rename the file"
+            raise IndexTableError(text) from None
         row = _encode_row(key, index)
         row["row_checksum"] = checksum(row)
         dicts.append(row)
@@ -196,6 +201,10 @@ def is_sound(row: Mapping[str, Any]) -> bool:
 def index_of(row: Mapping[str, Any]) -> VideoIndex:
     """Return the index of a row whose content is known to be sound; raises as :func:`decode`."""
     count = row["sample_count"]
+    first, stop = row["stream_range"]
+    if not 0 <= first <= stop <= count <= MAX_SAMPLES:
+        text = f"samples {first} to {stop} of {count}"
+        raise ValueError(text)
     size = _spread(row["sample_size"], count)
     gap = _spread(row["sample_gap"], max(count - 1, 0))
     offset = np.empty(count, np.int64)
@@ -223,7 +232,7 @@ def index_of(row: Mapping[str, Any]) -> VideoIndex:
             sample_dts=dts,
             sample_entry=np.array(row["sample_entry"], np.uint8),
             hidden=np.asarray(row["hidden_samples"], np.int64),
-            stream=ByteRange(*(int(edge) for edge in row["stream_range"])),
+            stream=ByteRange(int(first), int(stop)),
             key_samples=keys,
             verdicts=_spread(row["gop_verdict"], len(keys), np.uint8).astype(np.uint8),
             last_duration=int(duration[-1]) if count else 0,

@@ -222,14 +222,24 @@ class IndexTable:
         return self._keys().rows(keys)[1]
 
     def unsound(self, keys: Sequence[Key]) -> set[Key]:
-        """Return those of whose row the columns are damaged; what is packed of it, which look-ups read, may be sound."""
-        order, table = self._keys().rows(keys)
+        """Return those of whose row the columns are damaged, or not what is packed of it; look-ups read what is packed."""
+        finder = self._keys()
+        order, table = finder.rows(keys)
         if not is_full(table.schema):
             return set()
-        rows = zip(order, index_rows.rows_of(table), strict=True)
-        return {
-            key for key, row in rows if row["row_checksum"] is not None and not index_rows.is_sound(row)
-        }
+        packed, _ = finder.unpacked(keys)
+        wrong: set[Key] = set()
+        for key, row in zip(order, index_rows.rows_of(table), strict=True):
+            if row["row_checksum"] is None:
+                continue
+            known = (
+                {name: value for name, value in packed[key].row.items() if value is not None}
+                if key in packed
+                else {}
+            )
+            if not index_rows.is_sound(row) or index_rows.checksum({**row, **known}) != row["row_checksum"]:
+                wrong.add(key)
+        return wrong
 
     def append(self, rows: Iterable[tuple[Key, VideoIndex]]) -> None:
         """Add rows in one commit. A key that is there already raises; use :meth:`replace`."""
@@ -260,7 +270,10 @@ class IndexTable:
     @property
     def is_packed(self) -> bool:
         """Whether the table's rows have their packed columns: a Lance data set, unless it was made without."""
-        return isinstance(self._store, LanceRows) and self._store.is_packed()
+        return len(self._packed_columns()) == len(packed_row.FIELDS)
+
+    def _packed_columns(self) -> set[str]:
+        return self._store.packed_columns() if isinstance(self._store, LanceRows) else set()
 
     def fragment_place(self) -> FragmentPlace | None:
         """Return where other processes may write the table's new rows; None where they cannot."""
@@ -297,7 +310,7 @@ class IndexTable:
         if schema is not None and not is_full(schema):
             text = f"{self.uri}: the table has only {', '.join(SWM_COLUMNS)}; build a new table"
             raise IndexTableError(text, uri=self.uri)
-        write(packed_row.fitted(rows, packed=self.is_packed))
+        write(packed_row.fitted(rows, self._packed_columns()))
         self._shared.forget()
 
     def _keys(self) -> TableKeys:
@@ -361,6 +374,11 @@ def _check_schema(schema: pa.Schema, uri: str) -> None:
         text = f"{uri}: index version {version}, this release reads {INDEX_VERSION}; build the table again"
         raise IndexVersionError(text, got=version, expected=INDEX_VERSION)
     wrong = [f.name for f in SCHEMA if f.name not in schema.names or schema.field(f.name).type != f.type]
+    wrong += [
+        f.name
+        for f in packed_row.FIELDS
+        if f.name in schema.names and schema.field(f.name).type not in {f.type, pa.large_binary()}
+    ]
     if wrong:
         text = f"{uri}: not this format: columns missing or of another type: {', '.join(wrong[:8])}"
         raise IndexTableError(text, uri=uri)

@@ -151,10 +151,10 @@ class LanceRows:
             _key_column(dataset.schema) in index.field_names for index in dataset.describe_indices()
         )
 
-    def is_packed(self) -> bool:
-        """Return whether rows have their packed columns; those of a data set that is not there yet will."""
+    def packed_columns(self) -> set[str]:
+        """Return which of ``key_hash`` and ``packed_row`` rows have; those of a data set that is not there yet have both."""
         dataset = self._open()
-        return dataset is None or {KEY_HASH, PACKED} <= set(dataset.schema.names)
+        return {KEY_HASH, PACKED} & set(PACKED_SCHEMA.names if dataset is None else dataset.schema.names)
 
     @contextmanager
     def _at_work(self) -> Iterator[LanceDataset]:
@@ -255,7 +255,7 @@ class LanceRows:
         """Remove the rows of these keys as new versions, some thousand keys each."""
         for at in range(0, len(keys), _KEYS):
             some = keys[at : at + _KEYS]
-            quick = f"{where_hash(some)} AND " if self.is_packed() else ""
+            quick = f"{where_hash(some)} AND " if KEY_HASH in self.packed_columns() else ""
             self._delete(f"{quick}({where(some)})")
 
     def _delete(self, condition: str) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +64,8 @@ class Unpacked(NamedTuple):
 
 def key_hash(key: Key) -> int:
     """Return a key's number: the first 8 bytes of BLAKE2b-64 over its three columns with a NUL between, signed."""
-    text = "\0".join(key_columns(key)).encode()
+    # A key that is no UTF-8 has a number too, and no row.
+    text = "\0".join(key_columns(key)).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
@@ -73,15 +75,14 @@ def encoded(rows: Iterable[tuple[Key, VideoIndex]], *, packed: bool) -> pa.Table
     return _with_columns(table_of(dicts), dicts, map(pack, dicts)) if packed else table_of(dicts)
 
 
-def fitted(rows: pa.Table, *, packed: bool) -> pa.Table:
-    """Return rows with the packed columns, made where they are missing, or without them. A damaged row is not packed."""
-    if not packed:
-        return rows.select(SCHEMA.names)
-    if PACKED in rows.column_names:
-        return rows.select(PACKED_SCHEMA.names)
-    rows = rows.select(SCHEMA.names)
-    dicts = rows_of(rows)
-    return _with_columns(rows, dicts, (pack(row) if is_sound(row) else None for row in dicts))
+def fitted(rows: pa.Table, columns: Collection[str]) -> pa.Table:
+    """Return rows with those of the two columns that are named, made where they are missing. A damaged row is not packed."""
+    names = [*SCHEMA.names, *(field.name for field in FIELDS if field.name in columns)]
+    if not set(names) <= set(rows.column_names):
+        rows = rows.select(SCHEMA.names)
+        dicts = rows_of(rows)
+        rows = _with_columns(rows, dicts, (pack(row) if is_sound(row) else None for row in dicts))
+    return rows.select(names)
 
 
 def _with_columns(
@@ -122,7 +123,7 @@ def pack(row: Mapping[str, Any]) -> bytes:
         raw = lists = b""
         for name in LONG_LISTS:
             values[_NAMES.index(name)] = None
-    line = json.dumps(values, separators=(",", ":")).encode()
+    line = json.dumps(values, separators=(",", ":"), default=index).encode()
     plain = b"".join([line, b"\n", *numbers])
     head = _LZ4.compress(plain, asbytes=True)
     body = b"".join([_LENGTHS.pack(len(plain), len(raw), len(head)), head, lists])

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from fluxon_gop.arrow_file import Rows
 from fluxon_gop.index_rows import KEY_COLUMNS, SCALAR_COLUMNS, SCHEMA, Key, keys_of, positions
 from fluxon_gop.lance_rows import LanceRows, where, where_hash
-from fluxon_gop.packed_row import PACKED, Unpacked, unpack
+from fluxon_gop.packed_row import KEY_HASH, PACKED, Unpacked, unpack
 from fluxon_gop.ranges import Int64Array
 
 QUERIED_ROWS = 50_000
@@ -75,7 +75,9 @@ class LoadedKeys(TableKeys):
         have = [name for name in SCALAR_COLUMNS if name in names]
         self._scalars = store.scalars(have) if have else SCHEMA.empty_table().select(SCALAR_COLUMNS)
         self._positions = positions(self._scalars)
-        self._packed_in = store if isinstance(store, LanceRows) and store.is_packed() else None
+        self._packed_in = (
+            store if isinstance(store, LanceRows) and PACKED in store.packed_columns() else None
+        )
 
     def count(self) -> int:
         """Return the number of keys."""
@@ -119,7 +121,10 @@ class LoadedKeys(TableKeys):
         there = sorted(self.may_hold(keys), key=self._positions.__getitem__)
         if self._packed_in is None or not there:
             return {}, there
-        return _sound(self._packed_in.take([self._positions[key] for key in there], [PACKED]), there)
+        found = self._packed_in.take([self._positions[key] for key in there], [PACKED])
+        rows = zip(there, _unpacked(found), strict=True)
+        sound = {key: row for key, row in rows if row is not None and _key_of(row) == key}
+        return sound, [key for key in there if key not in sound]
 
     def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
         """Return the numbers from memory."""
@@ -136,11 +141,11 @@ class QueriedKeys(TableKeys):
     def __init__(self, store: LanceRows) -> None:
         """Take a store whose keys are indexed."""
         self._store = store
-        self._is_packed = store.is_packed()
+        self._columns = store.packed_columns()
 
     def _find(self, keys: Sequence[Key], columns: list[str]) -> pa.Table:
         """Return these columns of the rows of these keys; of few others too, where two keys have one hash."""
-        return self._store.find(where_hash(keys) if self._is_packed else where(keys), columns)
+        return self._store.find(where_hash(keys) if KEY_HASH in self._columns else where(keys), columns)
 
     def count(self) -> int:
         """Return the number of rows."""
@@ -176,9 +181,14 @@ class QueriedKeys(TableKeys):
 
     def unpacked(self, keys: Sequence[Key]) -> tuple[dict[Key, Unpacked], list[Key]]:
         """Return the rows by one query of one column."""
-        if not self._is_packed or not keys:
+        if PACKED not in self._columns or not keys:
             return {}, list(keys)
-        return _sound(self._find(keys, [PACKED]), keys)
+        rows = _unpacked(self._find(keys, [PACKED]))
+        sound = {_key_of(row): row for row in rows if row is not None}
+        if len(sound) < len(rows) or not set(sound) <= set(keys):
+            # One is damaged, one stands in another's row, a key has two rows, two keys have one hash: the columns tell.
+            return {}, list(keys)
+        return sound, []
 
     def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
         """Return the numbers by a query, of many by a scan of two columns."""
@@ -196,25 +206,17 @@ class QueriedKeys(TableKeys):
         return np.where(at < 0, -1, counts[at]).astype(np.int64)
 
 
-def _sound(found: pa.Table, keys: Sequence[Key]) -> tuple[dict[Key, Unpacked], list[Key]]:
-    """Return the rows whose packed value is sound, and of one of these keys.
-
-    And the keys without one, unless it is certain that they have no row.
-    """
-    rows: dict[Key, Unpacked] = {}
-    wanted = set(keys)
-    unsound = False
+def _unpacked(found: pa.Table) -> list[Unpacked | None]:
+    """Return each row from what is packed of it, None where that is missing or damaged."""
+    rows: list[Unpacked | None] = []
     for data in found.column(PACKED).to_pylist():
         try:
-            unpacked = unpack(data or b"")
+            rows.append(unpack(data or b""))
         except ValueError:
-            unsound = True
-            continue
-        row = unpacked.row
-        key = row["uri"] or (row["export_name"], row["relpath"])
-        if key in wanted:
-            rows[key] = unpacked
-        else:
-            # A key of the same hash, or the value of another row.
-            unsound = True
-    return rows, [key for key in keys if key not in rows] if unsound else []
+            rows.append(None)
+    return rows
+
+
+def _key_of(unpacked: Unpacked) -> Key:
+    row = unpacked.row
+    return row["uri"] or (row["export_name"], row["relpath"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 
@@ -362,3 +363,79 @@ def test_the_hash_is_as_the_format_says():
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         assert int.from_bytes(digest, "little", signed=True) == packed_row.key_hash(key)
     assert not packed_row.PACKED_SCHEMA.field(KEY_HASH).nullable
+
+
+def test_a_value_in_another_videos_row_is_not_that_videos(table, media):
+    """An older row of one video that stands in another's row answers for neither."""
+    mine, other = str(media["bframes"]), str(media["audio"])
+    _rewritten(table, mine, lambda _: {PACKED: None})
+    changed = _rewritten(table, other, lambda _: {PACKED: pack(_row(_long(30), mine))})
+    for key, row in zip((other, mine), changed.lookup([other, mine]), strict=True):
+        assert_same(fg.build_index(key), row)
+
+
+def test_of_twins_the_last_row_counts(media, tmp_path, how):
+    """Where two builders have added a key, look-ups take the row that signatures are of, packed or not."""
+    del how
+    uri = tmp_path / "t.lance"
+    key = str(media["bframes"])
+    with fg.IndexTable.open(uri, create=True) as made:
+        made.append([(key, _long(30)), ("other", _long(20))])
+        made.maintain()
+    newer = packed_row.encoded([(key, fg.build_index(key))], packed=True)
+    place = newer.schema.get_field_index(PACKED)
+    lance.write_dataset(
+        newer.set_column(place, newer.schema.field(place), pa.nulls(1, pa.binary())), uri, mode="append"
+    )
+    table = fg.IndexTable.open(uri)
+    assert_same(fg.build_index(key), table.lookup([key])[0])
+    assert fg.build_index(key).signature == table.signature(key)
+
+
+def test_verify_finds_a_value_that_contradicts_its_row(table, media):
+    """What is packed is held against the columns."""
+    key = str(media["bframes"])
+    index = fg.build_index(key)
+    forged = _forged(_row(index, key), lambda v: {"first_offset": v["first_offset"] + 1})
+    told = {row.uri: row.status for row in verify_table(_rewritten(table, key, lambda _: {PACKED: forged}))}
+    assert ("damaged", "ok") == (told[key], told[str(media["audio"])])
+
+
+def test_odd_keys_and_numbers(table, media):
+    """A name that is no UTF-8 has no row, and is refused as a key; numpy's numbers in an index are numbers."""
+    name = "/videos/\udcff.mp4"
+    assert [None] == table.lookup([name])
+    assert name not in table
+    with pytest.raises(fg.IndexTableError, match="no UTF-8"):
+        table.append([(name, _long(20))])
+    index = dataclasses.replace(
+        fg.build_index(media["hevc"]), timescale=np.int64(12800), width=np.int32(128)
+    )
+    table.replace([("numpy", index)])
+    assert_same(index, table.lookup(["numpy"])[0])
+
+
+@pytest.mark.parametrize("dropped", [KEY_HASH, PACKED])
+def test_a_table_with_one_of_the_two_columns(table, media, dropped):
+    """Either may be dropped: look-ups, appends, replacing, removing and maintaining go on."""
+    lance.dataset(table.uri).drop_columns([dropped])
+    table = fg.IndexTable.open(table.uri)
+    key, other = str(media["bframes"]), str(media["audio"])
+    assert_same(fg.build_index(key), table.lookup([key])[0])
+    table.replace([(key, _long(30)), ("new", _long(20))])
+    table.append([("newer", _long(25))])
+    table.remove([other])
+    table.maintain()
+    rows = fg.IndexTable.open(table.uri).lookup([key, "new", "newer", other, "dear"])
+    for index, row in zip([_long(30), _long(20), _long(25)], rows[:3], strict=True):
+        assert_same(index, row)
+    assert rows[3] is None
+    assert_same(_long(), rows[4])
+
+
+def test_columns_of_other_types_are_refused(tmp_path):
+    """A table whose columns of these names are something else is no index table."""
+    rows = index_rows.encode([("k", _long(20))]).append_column(PACKED, pa.array(["text"]))
+    lance.write_dataset(rows, tmp_path / "t.lance")
+    with pytest.raises(fg.IndexTableError, match=PACKED):
+        fg.IndexTable.open(tmp_path / "t.lance")
