@@ -155,7 +155,7 @@ def beside(
                     secret_access_key=options["secret_access_key"],
                     region=options["region"],
                 )
-                signed = obstore.sign(store, "GET", names, timedelta(hours=6))
+                signed = list(obstore.sign(store, "GET", names, timedelta(hours=6)))
                 ours = [f"s3://{BUCKET}/{name}" for name in names]
                 for at_once in levels:
                     for row in _race(ours, signed, options, at_once, folder):
