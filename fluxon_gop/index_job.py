@@ -58,7 +58,7 @@ def index_job(
     try:
         ranges = next(steps)
         while True:
-            missing = [r for r in ranges if len(held.piece(r.start)) < r.size]
+            missing = [r for r in ranges if not held.holds(*r)]
             if missing:
                 if hint is not None and ranges[0].start == 0:
                     # The parser starts over from the head: the hint was wrong.
@@ -66,7 +66,7 @@ def index_job(
                     hint = None
                 # Small ranges that lie close together come in one request.
                 wave = as_ranges(merge(as_array(missing), GAP_BYTES if len(missing) > 1 else 0))
-                if check and len(wave) == 1 and hint is None:
+                if check and wave == tuple(ranges) and len(held.segments) == 1 and hint is None:
                     wave = (_from_near(held, wave[0]),)
                 fetched = yield Wave(WaveKind.HEAD_MOOV, source, wave, adds=True)
                 held.insert_all(wave, fetched)
@@ -82,12 +82,13 @@ def index_job(
 
 
 def _from_near(held: SparseBuffer, wanted: ByteRange) -> ByteRange:
-    """Return a range with what lies between the head and it, where that is short.
+    """Return the file's rest, which has the movie box, with what lies between the head and it, where that is short.
 
     It is the media data of a small file: the check would ask for the heads of its key samples by a wave of its own.
     """
     head = held.segments[0].stop
-    return ByteRange(head, wanted.stop) if 0 < wanted.start - head <= HEAD_BYTES else wanted
+    is_rest = wanted.stop == held.source.signature.size
+    return ByteRange(head, wanted.stop) if is_rest and 0 < wanted.start - head <= HEAD_BYTES else wanted
 
 
 def look_up(table: IndexTable, keys: list[Any], stats: ReadStats) -> list[Row]:

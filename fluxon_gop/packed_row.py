@@ -25,7 +25,7 @@ PACKED_SCHEMA = pa.schema([*SCHEMA, *FIELDS], metadata=SCHEMA.metadata)
 LONG_LISTS = ("sample_size", "sample_gap", "sample_duration", "composition_offset")
 """The lists with a number a sample."""
 LONG_BYTES = 1.75
-"""The long lists are packed too where they take at most so many bytes a sample: with their columns, less than 4."""
+"""The long lists are packed too where they take at most so many bytes a sample: with their columns less than 4, as measured."""
 SHORT_BYTES = 512
 """And so many bytes more, whatever the number of samples."""
 FEW = 8

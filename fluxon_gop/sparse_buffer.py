@@ -78,6 +78,15 @@ class SparseBuffer:
             return memoryview(b"")
         return self._data[at][start - self._starts[at] :]
 
+    def holds(self, start: int, stop: int) -> bool:
+        """Return whether all of bytes ``[start, stop)`` is held, in one segment or several."""
+        while start < stop:
+            piece = self.piece(start)
+            if not piece:
+                return False
+            start += len(piece)
+        return True
+
     def view(self, start: int, stop: int) -> memoryview:
         """Return bytes ``[start, stop)``: a view inside one segment, else joined; holes are read."""
         with self._lock:

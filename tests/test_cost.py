@@ -174,6 +174,21 @@ def test_a_small_file_is_indexed_and_checked_by_two_requests(tmp_path):
     assert (2, index.moov_range.stop) == (len(source.trace.requests), source.trace.nbytes)
 
 
+def test_no_gap_is_read_where_it_saves_nothing(tmp_path):
+    """With the movie box in front only the heads of key samples are read beyond the first 64 KiB."""
+    recipe = Recipe(
+        options={"preset": "ultrafast", "g": "30"}, container_options={"movflags": "+faststart"}
+    )
+    data = make(tmp_path / "front.mp4", recipe, 120, 192, 144).read_bytes()
+    source = fg.TracedSource(fg.MemorySource(data))
+    index = fg.build_index(source)
+    late = [k for k in index.key_samples.tolist() if index.sample_offset[k] + 1024 > HEAD_BYTES]
+    assert HEAD_BYTES + 20_000 < len(data)
+    assert late
+    assert source.trace.nbytes <= HEAD_BYTES + GAP_BYTES * (len(late) - 1) + 1024 * len(late)
+    assert index.moov_range.stop < HEAD_BYTES
+
+
 def test_a_tail_beyond_the_first_read_costs_one_read_more(tmp_path):
     """A movie box of more than a MiB behind the media is read in two pieces, each byte once."""
     recipe = Recipe(options={"preset": "ultrafast", "g": "9000", "bf": "0"}, rate=30)

@@ -56,6 +56,7 @@ class _Near(asyncio.Protocol):
         self._target, self._rtt = target, rtt
         self._loop = asyncio.get_running_loop()
         self._far = _Far(self)
+        self._due = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
@@ -71,7 +72,9 @@ class _Near(asyncio.Protocol):
 
     def later(self, act: object, *given: object) -> None:
         """Do something when what is sent now has arrived."""
-        self._loop.call_at(max(self._loop.time(), self._open) + self._rtt / 2, act, *given)  # type: ignore[arg-type]
+        # asyncio keeps no order of what is due at one time.
+        self._due = max(self._due + 1e-6, max(self._loop.time(), self._open) + self._rtt / 2)
+        self._loop.call_at(self._due, act, *given)  # type: ignore[arg-type]
 
     def data_received(self, data: bytes) -> None:
         self.later(self._far.send, data)

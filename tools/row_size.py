@@ -103,7 +103,7 @@ def row(name: str, index: fg.VideoIndex, folder: Path) -> str:
 
 def packed_bytes(table: pa.Table) -> tuple[int, int]:
     """Return the bytes of the rows' packed values, and of the long lists in them."""
-    values = packed_row.fitted(table, packed=True).column(packed_row.PACKED).to_pylist()
+    values = packed_row.fitted(table, packed_row.PACKED_SCHEMA.names).column(packed_row.PACKED).to_pylist()
     heads = sum(20 + int.from_bytes(value[16:20], "little") for value in values)
     return sum(map(len, values)), sum(map(len, values)) - heads
 
