@@ -60,8 +60,8 @@ class Shard:
     storage_options: Mapping[str, Any] | None
     there: frozenset[str] = frozenset()
     """Those that have a row in the table, which a new one replaces."""
-    packed: bool = False
-    """Whether rows of the table have their packed columns."""
+    packed_columns: frozenset[str] = frozenset()
+    """See :attr:`IndexTable.packed_columns`."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ def _build(shard: Shard, uris: Sequence[str], known_versions: Sequence[Signature
     finally:
         for source in sources:
             source.close()
-    return ShardDone(encoded(rows, packed=shard.packed), outcomes, total)
+    return ShardDone(encoded(rows, shard.packed_columns), outcomes, total)
 
 
 def _opened(options: Mapping[str, Any] | None, uri: str, known: Signature | None) -> RangeSource | Outcome:
@@ -185,8 +185,8 @@ class LocalEngine:
     def run(self, shards: Iterable[Shard]) -> Iterator[ShardDone]:
         """Keep twice as many shards under way as there are processes."""
         if self._processes == 1:
-            with ThreadPoolExecutor(2, thread_name_prefix="fluxon_gop-build") as threads:
-                yield from in_flight(threads, shards, 2)
+            with ThreadPoolExecutor(2, thread_name_prefix="fluxon_gop-build") as two:
+                yield from in_flight(two, shards, 2)
             return
         again: list[Shard] = []
         with _process_pool(self._processes) as pool:
@@ -213,7 +213,7 @@ class LocalEngine:
                 pool.shutdown()
                 pool = _process_pool(1)
                 error = SourceError(f"{uri}: the process that indexed it has died", source=uri)
-                yield ShardDone(encoded([], packed=shard.packed), [Outcome(uri, "failed", error=error)])
+                yield ShardDone(encoded([], shard.packed_columns), [Outcome(uri, "failed", error=error)])
         pool.shutdown()
 
 

@@ -199,13 +199,14 @@ def picture_size(entry: SampleEntry) -> tuple[int, int] | None:
 
 
 def _check_avc(known: _Known, head: memoryview, size: int, trusted: bool) -> Verdict:
-    sequences, pictures = (known.sequences, known.pictures) if trusted else ({}, {})
+    sequences = set(known.sequences) if trusted else set()
+    pictures = dict(known.pictures) if trusted else {}
     for nal in sample_nals(head, known.length_size, size):
         kind = avc_type(nal)
         if kind == 7:
-            sequences = {**sequences, avc_sps(nal).number: 0}
+            sequences.add(avc_sps(nal).number)
         elif kind == 8:
-            pictures = {**pictures, **dict([_avc_pps(nal)])}
+            pictures |= dict([_avc_pps(nal)])
         elif kind == 5:
             bits = Bits(nal[1:64], nal=True)
             bits.ue(), bits.ue()

@@ -66,8 +66,6 @@ def index_job(
                     hint = None
                 # Small ranges that lie close together come in one request.
                 wave = as_ranges(merge(as_array(missing), GAP_BYTES if len(missing) > 1 else 0))
-                if check and wave == tuple(ranges) and len(held.segments) == 1 and hint is None:
-                    wave = (_from_near(held, wave[0]),)
                 fetched = yield Wave(WaveKind.HEAD_MOOV, source, wave, adds=True)
                 held.insert_all(wave, fetched)
             ranges = steps.send([held.view(*r) for r in ranges])
@@ -79,16 +77,6 @@ def index_job(
         numbers = {**error.numbers, "source": name, "reason": error.message}
         text = f"{name}: {error.message}"
         raise type(error)(text, **numbers) from error
-
-
-def _from_near(held: SparseBuffer, wanted: ByteRange) -> ByteRange:
-    """Return the file's rest, which has the movie box, with what lies between the head and it, where that is short.
-
-    It is the media data of a small file: the check would ask for the heads of its key samples by a wave of its own.
-    """
-    head = held.segments[0].stop
-    is_rest = wanted.stop == held.source.signature.size
-    return ByteRange(head, wanted.stop) if is_rest and 0 < wanted.start - head <= HEAD_BYTES else wanted
 
 
 def look_up(table: IndexTable, keys: list[Any], stats: ReadStats) -> list[Row]:

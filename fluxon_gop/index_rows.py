@@ -85,6 +85,14 @@ SCHEMA = pa.schema(
 )
 
 
+NUMBER_LISTS = frozenset(
+    field.name
+    for field in SCHEMA
+    if pa.types.is_list(field.type) and pa.types.is_integer(field.type.value_type)
+)
+"""The columns that are lists of numbers."""
+
+
 def key_columns(key: Key) -> tuple[str, str, str]:
     """Return (uri, export_name, relpath) with "" for what the key does not use."""
     return (key, "", "") if isinstance(key, str) else ("", *key)
@@ -303,16 +311,20 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
             continue
         # Not a Python number for each value.
         values = table.column(column.name).combine_chunks()
-        numbers = pa.types.is_list(column.type) and pa.types.is_integer(column.type.value_type)
         for i, row in enumerate(rows):
             value = values[i]
             if not value.is_valid:
                 row[column.name] = None
-            elif numbers:
+            elif column.name in NUMBER_LISTS:
                 row[column.name] = value.values.to_numpy(zero_copy_only=False)
             else:
                 row[column.name] = value.as_py()
     return rows
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """Return the key of a row."""
+    return row["uri"] or (row["export_name"], row["relpath"])
 
 
 def keys_of(table: pa.Table) -> list[Key]:

@@ -249,14 +249,14 @@ class IndexTable:
                 f"{self.uri}: {len(taken) or 'some'} of the keys are there already or twice; use replace()"
             )
             raise IndexTableError(text, keys=taken)
-        self._write(packed_row.encoded(batch, packed=self.is_packed), self._store.append)
+        self._write(packed_row.encoded(batch, self.packed_columns), self._store.append)
 
     def replace(self, rows: Iterable[tuple[Key, VideoIndex]]) -> None:
         """Add rows, or put them in the place of those with the same key, in one commit."""
         batch = list({key: (key, index) for key, index in rows}.values())
         old = bool(self.known([key for key, _ in batch], ["size"]))
         self._write(
-            packed_row.encoded(batch, packed=self.is_packed),
+            packed_row.encoded(batch, self.packed_columns),
             self._store.replace if old else self._store.append,
         )
 
@@ -267,12 +267,9 @@ class IndexTable:
                 self._write(rows, write)
 
     @property
-    def is_packed(self) -> bool:
-        """Whether the table's rows have their packed columns: a Lance data set, unless it was made without."""
-        return len(self._packed_columns()) == len(packed_row.FIELDS)
-
-    def _packed_columns(self) -> set[str]:
-        return self._store.packed_columns() if isinstance(self._store, LanceRows) else set()
+    def packed_columns(self) -> frozenset[str]:
+        """Which of ``key_hash`` and ``packed_row`` its rows have: both of a Lance data set, unless it was made without."""
+        return self._store.packed_columns() if isinstance(self._store, LanceRows) else frozenset()
 
     def fragment_place(self) -> FragmentPlace | None:
         """Return where other processes may write the table's new rows; None where they cannot."""
@@ -309,7 +306,7 @@ class IndexTable:
         if schema is not None and not is_full(schema):
             text = f"{self.uri}: the table has only {', '.join(SWM_COLUMNS)}; build a new table"
             raise IndexTableError(text, uri=self.uri)
-        write(packed_row.fitted(rows, self._packed_columns()))
+        write(packed_row.fitted(rows, self.packed_columns))
         self._shared.forget()
 
     def _keys(self) -> TableKeys:

@@ -151,10 +151,13 @@ class LanceRows:
             _key_column(dataset.schema) in index.field_names for index in dataset.describe_indices()
         )
 
-    def packed_columns(self) -> set[str]:
+    def packed_columns(self) -> frozenset[str]:
         """Return which of ``key_hash`` and ``packed_row`` rows have; those of a data set that is not there yet have both."""
         dataset = self._open()
-        return {KEY_HASH, PACKED} & set(PACKED_SCHEMA.names if dataset is None else dataset.schema.names)
+        return frozenset(PACKED_SCHEMA.names if dataset is None else dataset.schema.names) & {
+            KEY_HASH,
+            PACKED,
+        }
 
     @contextmanager
     def _at_work(self) -> Iterator[LanceDataset]:

@@ -66,7 +66,7 @@ def index_steps(
     """
     found = yield from _try_hint(hint, signature.size)
     if found is None:
-        found = yield from _find_moov(signature.size)
+        found = yield from _find_moov(signature.size, check=check)
     moov = Box("moov", found.body, 0, len(found.body), "moov", found.range.stop - len(found.body))
     if child(moov, "cmov") is not None:
         text = "the movie box is compressed (cmov): it is read by FFmpeg's demuxer"
@@ -123,7 +123,7 @@ def _try_hint(
     return _Found(moov, body[header:box_size], body[box_size:], late=False)
 
 
-def _find_moov(size: int) -> Generator[Wave, list[bytes | memoryview], _Found]:
+def _find_moov(size: int, *, check: bool) -> Generator[Wave, list[bytes | memoryview], _Found]:
     """Hop from box to box to the movie box."""
     if size < 8:
         text = f"the file has {size} bytes: too few for any box"
@@ -134,10 +134,11 @@ def _find_moov(size: int) -> Generator[Wave, list[bytes | memoryview], _Found]:
         if size - at < 8:
             break
         if at + HEADER_BYTES > start + len(held) and start + len(held) < size:
-            want = ByteRange(
-                at, min(size, at + (TAIL_BYTES if 0 < count <= MAX_TAIL_READS else HEADER_BYTES))
-            )
-            start, held = at, memoryview((yield (want,))[0])
+            stop = min(size, at + (TAIL_BYTES if 0 < count <= MAX_TAIL_READS else HEADER_BYTES))
+            # Media data that is short comes with the file's rest: the check wants the heads of its key samples.
+            end = start + len(held)
+            start = end if check and stop == size and end <= at <= end + HEAD_BYTES else at
+            held = memoryview((yield (ByteRange(start, stop),))[0])
         kind, header, box_size = parse_header(held, at - start)
         if count == 0 and kind not in TOP_LEVEL:
             text = f"the file begins with {bytes(held[:8])!r}: no ISO base media file"

@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fluxon_gop.index_rows import SCHEMA, Key, is_sound, key_columns, row_dicts, rows_of, table_of
+from fluxon_gop.index_rows import (
+    NUMBER_LISTS,
+    SCHEMA,
+    Key,
+    is_sound,
+    key_columns,
+    key_of,
+    row_dicts,
+    rows_of,
+    table_of,
+)
 from fluxon_gop.model import VideoIndex
 
 KEY_HASH, PACKED = "key_hash", "packed_row"
@@ -47,11 +57,6 @@ _NEEDED = tuple(
     for name in _NAMES
     if name not in {*LONG_LISTS, "etag", "mtime_ns", "frame_count", "matrix", "container_reason"}
 )
-_LISTS = frozenset(
-    field.name
-    for field in SCHEMA
-    if pa.types.is_list(field.type) and pa.types.is_integer(field.type.value_type)
-)
 
 
 class Unpacked(NamedTuple):
@@ -69,15 +74,16 @@ def key_hash(key: Key) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
-def encoded(rows: Iterable[tuple[Key, VideoIndex]], *, packed: bool) -> pa.Table:
-    """Return a table of these rows, checksums included, with their packed columns or without."""
+def encoded(rows: Iterable[tuple[Key, VideoIndex]], columns: Collection[str]) -> pa.Table:
+    """Return a table of these rows, checksums included, with those of the two columns that are named."""
     dicts = row_dicts(rows)
-    return _with_columns(table_of(dicts), dicts, map(pack, dicts)) if packed else table_of(dicts)
+    table = table_of(dicts)
+    return _with_columns(table, dicts, map(pack, dicts)).select(_names(columns)) if columns else table
 
 
 def fitted(rows: pa.Table, columns: Collection[str]) -> pa.Table:
     """Return rows with those of the two columns that are named, made where they are missing. A damaged row is not packed."""
-    names = [*SCHEMA.names, *(field.name for field in FIELDS if field.name in columns)]
+    names = _names(columns)
     if not set(names) <= set(rows.column_names):
         rows = rows.select(SCHEMA.names)
         dicts = rows_of(rows)
@@ -85,10 +91,14 @@ def fitted(rows: pa.Table, columns: Collection[str]) -> pa.Table:
     return rows.select(names)
 
 
+def _names(columns: Collection[str]) -> list[str]:
+    return [*SCHEMA.names, *(field.name for field in FIELDS if field.name in columns)]
+
+
 def _with_columns(
     rows: pa.Table, dicts: Sequence[Mapping[str, Any]], packed: Iterable[bytes | None]
 ) -> pa.Table:
-    hashes = [key_hash(row["uri"] or (row["export_name"], row["relpath"])) for row in dicts]
+    hashes = [key_hash(key_of(row)) for row in dicts]
     columns = [pa.array(hashes, pa.int64()), pa.array(list(packed), pa.binary())]
     return pa.Table.from_arrays([*rows.columns, *columns], schema=PACKED_SCHEMA)
 
@@ -106,7 +116,7 @@ def pack(row: Mapping[str, Any]) -> bytes:
     long_numbers: list[bytes] = []
     for name in _NAMES:
         value = row[name]
-        if value is not None and name in _LISTS:
+        if value is not None and name in NUMBER_LISTS:
             if name in LONG_LISTS or len(value) > FEW:
                 narrow = _narrow(np.asarray(value))
                 (long_numbers if name in LONG_LISTS else numbers).append(_planes(narrow))

@@ -168,8 +168,8 @@ class _Build:
         uris, known, _ = zip(*videos, strict=True)
         options = self._options
         there = frozenset(video.uri for video in videos if video.has_row)
-        packed = self._table.is_packed
-        return Shard(uris, known, options.check, options.storage_options, there, packed)
+        columns = self._table.packed_columns
+        return Shard(uris, known, options.check, options.storage_options, there, columns)
 
     def _wanting(self, chunk: list[Listed]) -> list[_Wanted]:
         """Return the videos that have no row, or one of another version, or may have one; tell of the others."""

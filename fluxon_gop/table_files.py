@@ -13,7 +13,6 @@ import pyarrow.parquet
 from fluxon_gop.errors import IndexTableError
 from fluxon_gop.index_rows import SCHEMA, Key, is_sound, keys_of, rows_of
 from fluxon_gop.index_table import IndexTable
-from fluxon_gop.model import VideoIndex
 
 ROWS = 1024
 
@@ -41,17 +40,13 @@ def merge_tables(
                 rows = part.filter(pa.array(sound, pa.bool_()))
                 keys = keys_of(rows)
                 there = to.known(keys, ["row_checksum"])
-                stand = {
-                    key
-                    for key, row in zip(keys, to.lookup(keys), strict=True)
-                    if isinstance(row, VideoIndex)
-                } - to.unsound(keys)
+                unsound = to.unsound(keys)
                 sums = rows.column("row_checksum").to_pylist()
                 before = [there.get(key) for key in keys]
                 new = pa.array([row is None for row in before], pa.bool_())
                 changed = pa.array(
                     [
-                        row is not None and (row["row_checksum"] != mine or key not in stand)
+                        row is not None and (row["row_checksum"] != mine or key in unsound)
                         for key, row, mine in zip(keys, before, sums, strict=True)
                     ],
                     pa.bool_(),

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fluxon_gop.arrow_file import Rows
-from fluxon_gop.index_rows import KEY_COLUMNS, SCALAR_COLUMNS, SCHEMA, Key, keys_of, positions
+from fluxon_gop.index_rows import KEY_COLUMNS, SCALAR_COLUMNS, SCHEMA, Key, key_of, keys_of, positions
 from fluxon_gop.lance_rows import LanceRows, where, where_hash
 from fluxon_gop.packed_row import KEY_HASH, PACKED, Unpacked, unpack
 from fluxon_gop.ranges import Int64Array
@@ -91,10 +91,14 @@ class LoadedKeys(TableKeys):
         """Return the keys that are there."""
         return {key for key in keys if key in self._positions}
 
+    def _places(self, keys: Sequence[Key]) -> tuple[list[Key], list[int]]:
+        """Return the keys that are there, in the table's order, and where."""
+        there = sorted(self.may_hold(keys), key=self._positions.__getitem__)
+        return there, [self._positions[key] for key in there]
+
     def values(self, keys: Sequence[Key], columns: Sequence[str]) -> dict[Key, dict[str, Any]]:
         """Return these columns, those that are no scalars by one read of the table."""
-        there = sorted(self.may_hold(keys), key=self._positions.__getitem__)
-        places = [self._positions[key] for key in there]
+        there, places = self._places(keys)
         if not there:
             return {}
         if set(columns) <= set(self._scalars.column_names):
@@ -108,22 +112,21 @@ class LoadedKeys(TableKeys):
 
     def rows(self, keys: Sequence[Key], columns: Sequence[str] | None = None) -> tuple[list[Key], pa.Table]:
         """Return the rows by their places."""
-        there = sorted(self.may_hold(keys), key=self._positions.__getitem__)
+        there, places = self._places(keys)
         if not there:
             return [], SCHEMA.empty_table()
-        places = [self._positions[key] for key in there]
         if columns is not None and isinstance(self._store, LanceRows):
             return there, self._store.take(places, columns)
         return there, self._store.take(places)
 
     def unpacked(self, keys: Sequence[Key]) -> tuple[dict[Key, Unpacked], list[Key]]:
         """Return the rows by their places."""
-        there = sorted(self.may_hold(keys), key=self._positions.__getitem__)
+        there, places = self._places(keys)
         if self._packed_in is None or not there:
             return {}, there
-        found = self._packed_in.take([self._positions[key] for key in there], [PACKED])
+        found = self._packed_in.take(places, [PACKED])
         rows = zip(there, _unpacked(found), strict=True)
-        sound = {key: row for key, row in rows if row is not None and _key_of(row) == key}
+        sound = {key: row for key, row in rows if row is not None and key_of(row.row) == key}
         return sound, [key for key in there if key not in sound]
 
     def frame_counts(self, keys: Sequence[Key]) -> Int64Array:
@@ -184,7 +187,7 @@ class QueriedKeys(TableKeys):
         if PACKED not in self._columns or not keys:
             return {}, list(keys)
         rows = _unpacked(self._find(keys, [PACKED]))
-        sound = {_key_of(row): row for row in rows if row is not None}
+        sound = {key_of(row.row): row for row in rows if row is not None}
         if len(sound) < len(rows) or not set(sound) <= set(keys):
             # One is damaged, one stands in another's row, a key has two rows, two keys have one hash: the columns tell.
             return {}, list(keys)
@@ -215,8 +218,3 @@ def _unpacked(found: pa.Table) -> list[Unpacked | None]:
         except ValueError:
             rows.append(None)
     return rows
-
-
-def _key_of(unpacked: Unpacked) -> Key:
-    row = unpacked.row
-    return row["uri"] or (row["export_name"], row["relpath"])

@@ -78,9 +78,12 @@ class SeaweedFS:
             )
         self._log = (folder / "log").open("a")
         self._process = subprocess.Popen(command.split(), stdout=self._log, stderr=subprocess.STDOUT)
-        self.store = S3Store(
-            BUCKET, client_options={"allow_http": True}, retry_config={"max_retries": 0}, **self._keys
-        )
+        self.store = self.store_at(self.endpoint)
+
+    def store_at(self, endpoint: str) -> S3Store:
+        """Return the bucket as it is reached by another address."""
+        keys = {**self._keys, "endpoint": endpoint}
+        return S3Store(BUCKET, client_options={"allow_http": True}, retry_config={"max_retries": 0}, **keys)
 
     @property
     def _keys(self) -> dict[str, Any]:

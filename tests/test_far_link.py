@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from urllib.parse import urlsplit
 
-from tools.far_link import far
+from tools.bench_server import far
 from tools.range_server import RangeServer
 
 RTT_S = 0.05

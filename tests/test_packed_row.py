@@ -322,7 +322,7 @@ def test_a_table_made_without_is_read_and_written(media, tmp_path, how):
     lance.write_dataset(index_rows.encode([(key, fg.build_index(key)) for key in keys[:3]]), uri)
     table = fg.IndexTable.open(uri)
     table.maintain()
-    assert not table.is_packed
+    assert not table.packed_columns
     table.append([(keys[3], fg.build_index(keys[3]))])
     table.replace([(keys[0], _long())])
     table.remove([keys[1]])
@@ -384,7 +384,7 @@ def test_of_twins_the_last_row_counts(media, tmp_path, how):
     with fg.IndexTable.open(uri, create=True) as made:
         made.append([(key, _long(30)), ("other", _long(20))])
         made.maintain()
-    newer = packed_row.encoded([(key, fg.build_index(key))], packed=True)
+    newer = packed_row.encoded([(key, fg.build_index(key))], packed_row.PACKED_SCHEMA.names)
     place = newer.schema.get_field_index(PACKED)
     lance.write_dataset(
         newer.set_column(place, newer.schema.field(place), pa.nulls(1, pa.binary())), uri, mode="append"

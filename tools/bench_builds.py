@@ -26,7 +26,6 @@ from typing import Any
 
 import av
 import obstore
-from obstore.store import S3Store
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -36,7 +35,7 @@ from fluxon_gop.build_shards import LocalEngine  # noqa: E402
 from fluxon_gop.encode import Recipe, numbered_picture, write_video  # noqa: E402
 from fluxon_gop.table_build import BuildOptions, build_table, engine_of  # noqa: E402
 from tools.bench_about import about  # noqa: E402
-from tools.far_link import far  # noqa: E402
+from tools.bench_server import far  # noqa: E402
 
 RTT_MS = 20.0
 AT_ONCE = (1, 8, 16, 32, 128)
@@ -133,8 +132,9 @@ def beside(
 
     told = []
     tls = certificate(folder)
-    (folder / f"seaweed {story}".replace(" ", "-")).mkdir()
-    with SeaweedFS(folder / f"seaweed {story}".replace(" ", "-"), tls) as s3:
+    place = folder / f"seaweed-{story.replace(' ', '-')}"
+    place.mkdir()
+    with SeaweedFS(place, tls) as s3:
         data = [path.read_bytes() for path in made]
         names = [f"far/{n:06}.mp4" for n in range(files)]
         with ThreadPoolExecutor(8) as pool:
@@ -142,20 +142,9 @@ def beside(
         ports = {"https": s3.tls_port, "http": int(s3.endpoint.rpartition(":")[2])}
         for scheme in over:
             with far(ports[scheme], RTT_MS) as near:
-                options = {
-                    **s3.options,
-                    "endpoint": f"{scheme}://127.0.0.1:{near}",
-                    "allow_invalid_certificates": "true",
-                }
-                store = S3Store(
-                    BUCKET,
-                    client_options={"allow_http": True},
-                    endpoint=options["endpoint"],
-                    access_key_id=options["access_key_id"],
-                    secret_access_key=options["secret_access_key"],
-                    region=options["region"],
-                )
-                signed = list(obstore.sign(store, "GET", names, timedelta(hours=6)))
+                endpoint = f"{scheme}://127.0.0.1:{near}"
+                options = {**s3.options, "endpoint": endpoint, "allow_invalid_certificates": "true"}
+                signed = list(obstore.sign(s3.store_at(endpoint), "GET", names, timedelta(hours=6)))
                 ours = [f"s3://{BUCKET}/{name}" for name in names]
                 for at_once in levels:
                     for row in _race(ours, signed, options, at_once, folder):

@@ -1,4 +1,4 @@
-"""A range server in a process of its own, for benchmarks: its work is not on the reader's interpreter."""
+"""Servers in processes of their own, for benchmarks: their work is not on the reader's interpreter."""
 
 from __future__ import annotations
 
@@ -12,24 +12,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PROGRAM = Path(__file__).resolve().parent / "range_server.py"
+TOOLS = Path(__file__).resolve().parent
 
 
 @contextmanager
 def served(folder: Path, latency_ms: float) -> Iterator[str]:
     """Serve the folder; yield the address."""
+    with _running("range_server.py", str(folder), "--latency-ms", str(latency_ms)) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def far(target: int, rtt_ms: float) -> Iterator[int]:
+    """Run a link with a round-trip time to a port of this machine (``tools/far_link.py``); yield its own port."""
+    with _running("far_link.py", str(target), "--rtt-ms", str(rtt_ms)) as port:
+        yield port
+
+
+@contextmanager
+def _running(program: str, *arguments: str) -> Iterator[int]:
+    """Run one of the servers on a free port until it is let go; yield the port when it answers."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        str(PROGRAM),
-        str(folder),
-        "--port",
-        str(port),
-        "--latency-ms",
-        str(latency_ms),
-    ]
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, str(TOOLS / program), *arguments, "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             for _ in range(200):
@@ -40,9 +46,9 @@ def served(folder: Path, latency_ms: float) -> Iterator[str]:
                 except OSError:
                     continue
             else:
-                text = f"the server did not come up at port {port}"
+                text = f"{program} did not come up at port {port}"
                 raise RuntimeError(text)
-            yield f"http://127.0.0.1:{port}"
+            yield port
         finally:
             process.terminate()
 

@@ -1,6 +1,6 @@
-"""A TCP link with a round-trip time, in a process of its own: connections, requests and answers cost what they do far away.
+"""A TCP link with a round-trip time: connections, requests and answers cost what they do far away.
 
-    python tools/far_link.py PORT TARGET_PORT --rtt-ms 20
+    python tools/far_link.py TARGET_PORT --port PORT --rtt-ms 20
 
 A connection is usable one round trip after it was asked for; bytes are half a round trip under way, in each direction.
 TLS runs through it, so that its handshake costs its own round trips. Bandwidth is not bounded.
@@ -10,12 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 class _Far(asyncio.Protocol):
@@ -98,36 +93,13 @@ async def _serve(port: int, target: int, rtt: float) -> None:
     await server.serve_forever()
 
 
-@contextmanager
-def far(target: int, rtt_ms: float) -> Iterator[int]:
-    """Run a link to a port of this machine, and yield its own port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    command = [sys.executable, __file__, str(port), str(target), "--rtt-ms", str(rtt_ms)]
-    with subprocess.Popen(command) as process:
-        try:
-            until = time.monotonic() + 20
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                    break
-                except OSError:
-                    if time.monotonic() > until:
-                        raise
-                    time.sleep(0.05)
-            yield port
-        finally:
-            process.kill()
-
-
 def main() -> int:
     """Run the link until it is killed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("port", type=int)
     parser.add_argument("target", type=int)
+    parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--rtt-ms", type=float, default=20.0)
     given = parser.parse_args()
     asyncio.run(_serve(given.port, given.target, given.rtt_ms / 1000))
