@@ -60,13 +60,22 @@ def open_dataset(uri: str, options: Mapping[str, Any] | None) -> LanceDataset | 
     """
     import lance
 
-    try:
-        return lance.dataset(uri, storage_options=lance_options(uri, options))
-    except (ValueError, OSError) as error:
-        if "not found" in str(error).lower() and not _has_data(uri):
+    def opened() -> LanceDataset | Exception:
+        try:
+            return lance.dataset(uri, storage_options=lance_options(uri, options))
+        except (ValueError, OSError) as error:
+            return error
+
+    found = opened()
+    if isinstance(found, Exception) and "not found" in str(found).lower():
+        if not _has_data(uri):
             return None
-        text = f"{uri}: cannot be opened as a Lance data set: {_first_line(error)}"
-        raise IndexTableError(text, uri=uri) from None
+        # Another process may have made it between the two looks.
+        found = opened()
+    if isinstance(found, Exception):
+        text = f"{uri}: cannot be opened as a Lance data set: {_first_line(found)}"
+        raise IndexTableError(text, uri=uri)
+    return found
 
 
 def create_dataset(

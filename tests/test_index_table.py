@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
 import fluxon_gop as fg
-from fluxon_gop import index_rows
+from fluxon_gop import index_rows, lance_rows
 from fluxon_gop.lance_rows import LanceRows
 from fluxon_gop.table_rows import Damaged, Hint
 from tests.media import full_decode
@@ -112,6 +114,23 @@ def test_a_data_set_made_by_many_at_once_has_all_rows(tmp_path):
             for done in [pool.submit(add) for _ in range(4)]:
                 done.result()
         assert 8 == LanceRows(place, None).count()
+
+
+def test_a_data_set_that_appears_between_two_looks_is_there(tmp_path, monkeypatch):
+    """Not found, and then its data is: another process has made it meanwhile. Data without versions stays an error."""
+    uri = str(tmp_path / "t.lance")
+    has_data = lance_rows._has_data
+
+    def appears(place: str) -> bool:
+        lance.write_dataset(pa.table({"n": [1]}), place)
+        return has_data(place)
+
+    monkeypatch.setattr(lance_rows, "_has_data", appears)
+    assert 1 == lance_rows.open_dataset(uri, None).count_rows()
+    monkeypatch.undo()
+    shutil.rmtree(tmp_path / "t.lance" / "_versions")
+    with pytest.raises(fg.IndexTableError, match="cannot be opened"):
+        lance_rows.open_dataset(uri, None)
 
 
 def test_rows_are_added_while_another_writer_puts_all_anew(tmp_path):

@@ -348,6 +348,7 @@ def test_two_builders_on_one_table(folder, tmp_path):
     for process in running:
         out, err = process.communicate(timeout=60)
         assert 1 == process.returncode, err
+        assert out, err
         assert json.loads(out.splitlines()[-1])["built"] + json.loads(out.splitlines()[-1])["skipped"] == 12
     table = fg.IndexTable.open(tmp_path / "t.lance")
     assert 12 == build_table([str(folder)], table).skipped
